@@ -1,0 +1,84 @@
+# Needs GNU make and Python >= 3.11 with venv and pip, nothing else. `make lock` and `make bench` say what more they want.
+#
+#   make demo     start Forebay with no configuration (embedded model if no engine is found)
+#   make test     set up .venv and run every test
+#   make check    lint, format, types
+#   make bench    measure the data plane against nginx (docs/benchmarks.md), under 6 minutes
+#   make docs     test the documentation against the code
+#   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
+#   make clean    remove .venv, caches and build output
+#
+# PYTHON chooses the interpreter for a new .venv; ARGS is handed to pytest, forebay or the benchmark.
+
+PYTHON ?= python3
+ARGS ?=
+UPGRADE ?= --upgrade
+
+VENV := .venv
+BIN := $(VENV)/bin
+REQ := requirements
+# The locks are complete, so pip resolves nothing: --no-deps keeps it to what is written and hashed there.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
+LOCKED := install --no-deps --require-hashes
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test check bench docs lock clean
+
+demo: $(VENV)/.demo
+	exec $(BIN)/forebay serve $(ARGS)
+
+test: $(VENV)/.demo $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy bench
+
+bench: $(VENV)/.demo
+	$(BIN)/python -m bench.run $(ARGS)
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/docs $(ARGS)
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer" \
+	  "(Debian: apt-get install python3 python3-venv), or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is" \
+	  "$$($(PYTHON) -V 2>&1), Forebay needs 3.11 or newer: run make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) cannot make a virtual environment" \
+	  "with pip: install its venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python $(REQ)/demo.txt $(REQ)/build.txt pyproject.toml
+	$(PIP) $(LOCKED) -r $(REQ)/demo.txt -r $(REQ)/build.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python $(REQ)/dev.txt pyproject.toml
+	$(PIP) $(LOCKED) -r $(REQ)/dev.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# One resolver for all locks. Each lock follows the one before it, so that the sets can be installed together.
+UV ?= build/lock/bin/uv
+COMPILE = $(UV) pip compile --quiet $(UPGRADE) --generate-hashes --universal --python-version 3.11 \
+  --exclude-newer "7 days" --no-emit-index-url --no-emit-find-links --no-annotate --no-header
+
+lock: $(UV)
+	$(COMPILE) -o $(REQ)/base.txt pyproject.toml
+	$(COMPILE) -o $(REQ)/demo.txt pyproject.toml --extra demo -c $(REQ)/base.txt
+	$(COMPILE) -o $(REQ)/dev.txt pyproject.toml --group dev -c $(REQ)/base.txt
+	$(COMPILE) -o $(REQ)/build.txt --group pyproject.toml:build -c $(REQ)/dev.txt
+	@! grep -n '://' $(REQ)/*.txt || { echo "make: a lock names an address (see above)" >&2; exit 1; }
+
+build/lock/bin/uv:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check -q install uv
+
+clean:
+	rm -rf $(VENV) build dist bench/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,238 @@
+"""The composition root of the data plane: builds, starts, drains and stops all of it.
+
+One process, one loop. The control plane and the embedded engine are children that it never waits for.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay import __version__
+from forebay.admission.gate import LocalGate
+from forebay.clock import Clock
+from forebay.config.load import Settings
+from forebay.config.reload import DocumentWatch
+from forebay.dispatch import Dispatcher
+from forebay.edge.local import Insight, LocalAnswers
+from forebay.edge.server import EdgeServer
+from forebay.following import DocumentFollower
+from forebay.gauges import Gauges
+from forebay.pipeline import Pipeline
+from forebay.policy import PolicyHolder
+from forebay.polling import Poller
+from forebay.processes import Child
+from forebay.recording.journal import Journal
+from forebay.recording.metrics import Metrics
+from forebay.recording.record import Recorder
+from forebay.routing.pool import Fleet
+from forebay.upstream.fetch import Fetcher
+from forebay.upstream.send import Upstream
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+SLOW_TICK_S = 1.0
+# A Unix socket's path is at most 107 bytes long on Linux.
+_MAX_SOCKET_PATH = 100
+
+
+class DataPlane:
+    """All rooms of the data plane, wired.
+
+    Args:
+        loop: the running loop.
+        clock: monotonic and wall time.
+        settings: the configuration.
+        data_dir: for journal, policy documents and the control plane's socket.
+        config_path: the file to watch, if there is one.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        settings: Settings,
+        data_dir: Path,
+        config_path: Path | None,
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._settings = settings
+        self._data_dir = data_dir
+        self.children: list[Child] = []
+        self.policy = PolicyHolder(settings.policy)
+        self.metrics = Metrics(clock)
+        self.journal = Journal(data_dir / "journal", clock)
+        self.recorder = Recorder(clock, self.journal, self.metrics)
+        self.fleet = Fleet(clock)
+        self.gate = LocalGate(clock)
+        self.upstream = Upstream(loop, clock)
+        self.fetch = Fetcher(loop, self.upstream.connections)
+        self._poller = Poller(self.fleet, self.fetch, clock)
+        watch = DocumentWatch(settings, config_path, data_dir / "policy")
+        self._follower = DocumentFollower(watch, self.policy, clock, loop)
+        self._local = LocalAnswers(
+            Insight(
+                self._live, lambda: not self.edge.draining and self._ready, self._serving, self._scrape, self.status
+            )
+        )
+        dispatcher = Dispatcher(self.fleet, self.upstream)
+        self._pipeline = Pipeline(clock, self.policy, self.gate, dispatcher, self.recorder, self._local)
+        self.edge = EdgeServer(loop, clock, self._pipeline.handle)
+        self._ready = False
+        self._started_s = clock.now_s()
+        self._lag_s = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        for listener in (self.metrics, self.fleet, self.gate, self.edge):
+            self.policy.subscribe(listener)
+        Gauges(self.fleet, self.upstream, clock).watch(self.metrics, self.gate, lambda: self._lag_s)
+        self._follower.gauges(self.metrics)
+
+    async def start(self) -> int:
+        """Listen and begin the background work; return the data port.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        self.journal.start()
+        self._tasks = [
+            self._loop.create_task(self._tick(), name="tick"),
+            self._loop.create_task(self._poller.run(), name="poll engines"),
+            self._loop.create_task(self._follower.run(), name="follow documents"),
+        ]
+        address = self._settings.listen
+        port = await self.edge.listen(address.host, address.port)
+        self.socket_path = await self._listen_for_control_plane()
+        gc.collect()
+        # What lives as long as the process need not be walked again: a full collection stops the loop.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        self._ready = True
+        return port
+
+    async def start_child(self, child: Child) -> None:
+        """Start a child and stop it when the data plane stops."""
+        self.children.append(child)
+        await child.start()
+
+    async def stop(self) -> None:
+        """Drain: unready, wait for load balancers, stop accepting, let calls finish, then end."""
+        shutdown = self.policy.current.shutdown
+        self._ready = False
+        await asyncio.sleep(shutdown.drain_delay_s)
+        self.edge.stop_accepting()
+        until_s = self._clock.now_s() + shutdown.grace_s
+        while self.edge.busy_connections and self._clock.now_s() < until_s:  # noqa: ASYNC110 - bounded, at the end
+            await asyncio.sleep(0.02)
+        self.edge.cut_all()
+        await asyncio.sleep(0)
+        for child in self.children:
+            await child.stop(grace_s=2.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.upstream.connections.close()
+        with suppress(OSError):
+            self.socket_path.unlink()
+        await self._loop.run_in_executor(None, self.journal.close)
+
+    async def until_serving(self, model: str, stop: asyncio.Event) -> None:
+        """Wait until a replica of a model has answered its health poll, or until told to stop."""
+        pool = self.policy.current.models[model].pool
+        while not stop.is_set() and not any(state.up for state in self.fleet.states(pool)):
+            await asyncio.sleep(0.1)
+            await self._poller.round()
+
+    def status(self) -> dict[str, Any]:
+        """Describe the whole state for the control plane; holds no secret."""
+        now_s = self._clock.now_s()
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(now_s - self._started_s, 1),
+            "ready": self._ready,
+            "policy_hash": self.policy.current.hash,
+            "documents": msgspec.to_builtins(self._follower.watch.status),
+            "in_flight": self.recorder.in_flight,
+            "oldest_age_s": round(self.recorder.oldest_age_s(), 3),
+            "queues": {labels[0]: depth for labels, depth in self.gate.queue_depths()},
+            "permits": {labels[0]: held for labels, held in self.gate.permits_held()},
+            "replicas": [
+                {
+                    "pool": state.pool.name,
+                    "replica": state.replica.name,
+                    "up": state.up,
+                    "loading": state.loading,
+                    "drained": state.drained,
+                    "breaker": state.breaker.state,
+                    "breaker_reason": state.breaker.reason,
+                    "in_flight": state.in_flight,
+                    "in_flight_tokens": state.in_flight_tokens,
+                    "telemetry": msgspec.to_builtins(state.telemetry),
+                    "telemetry_age_s": None if state.polled_at_s is None else round(now_s - state.polled_at_s, 1),
+                }
+                for state in self.fleet.states()
+            ],
+            "models": self._serving(),
+            "journal": self.journal.state,
+            "children": [msgspec.to_builtins(child.report()) for child in self.children],
+            "loop_lag_ms": round(self._lag_s * 1000, 2),
+        }
+
+    async def _tick(self) -> None:
+        due_s = self._clock.now_s() + TICK_S
+        slow_due_s = due_s
+        while True:
+            await asyncio.sleep(max(0.0, due_s - self._clock.now_s()))
+            now_s = self._clock.now_s()
+            self._lag_s = max(0.0, now_s - due_s)
+            due_s = max(due_s + TICK_S, now_s)
+            self.upstream.tick()
+            if now_s >= slow_due_s:
+                slow_due_s = now_s + SLOW_TICK_S
+                self.edge.tick()
+                self.upstream.connections.sweep()
+
+    async def _listen_for_control_plane(self) -> Path:
+        path = self._data_dir / "run" / "data.sock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+                raise OSError("the path is too long for a socket")
+            path.unlink(missing_ok=True)
+            listener = _bound_unix_socket(path)
+        except OSError:
+            path = Path(tempfile.mkdtemp(prefix="forebay-")) / "data.sock"
+            listener = _bound_unix_socket(path)
+        await self.edge.listen_unix(listener)
+        return path
+
+    def _live(self) -> dict[str, Any]:
+        return {
+            "live": True,
+            "version": __version__,
+            "loop_lag_ms": round(self._lag_s * 1000, 2),
+            "policy_hash": self.policy.current.hash,
+        }
+
+    def _serving(self) -> dict[str, bool]:
+        models = self.policy.current.models.values()
+        return {model.name: self.fleet.serving(model.pool) for model in models}
+
+    def _scrape(self) -> tuple[bytes, bytes]:
+        return self.metrics.render()
+
+
+def _bound_unix_socket(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener

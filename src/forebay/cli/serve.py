@@ -1,0 +1,112 @@
+"""`forebay serve`: run the data plane, with its control plane beside it."""
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from forebay.app import DataPlane
+from forebay.clock import SystemClock
+from forebay.config.load import Address, Settings, environment, load
+from forebay.console.token import admin_token
+from forebay.engines.embedded import MODEL_ALIAS
+from forebay.errors import ConfigError
+from forebay.policy import Policy
+from forebay.processes import Child
+from forebay.startup import Plan, control_command, plan_without_file
+from forebay.upstream.connections import Connections
+from forebay.upstream.fetch import Fetcher
+
+LISTEN = Address("127.0.0.1", 7080)
+ADMIN = Address("127.0.0.1", 7081)
+log = logging.getLogger("forebay")
+
+
+def run_serve(config: Path | None, listen: Address | None, admin: Address | None, data_dir: Path) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    clock = SystemClock()
+    settings: Settings | None = None
+    if config is not None:
+        try:
+            settings = load(config, environment(), clock.wall_s(), listen=listen, admin=admin)
+        except ConfigError as error:
+            print("\n".join(error.faults), file=sys.stderr)
+            return 2
+    _log_to_stderr(settings.log_level if settings is not None else "info")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(clock, settings, config, listen or LISTEN, admin or ADMIN, data_dir))
+
+
+async def _serve(
+    clock: SystemClock, settings: Settings | None, config: Path | None, listen: Address, admin: Address, data_dir: Path
+) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings is not None:
+        plan = Plan(settings, [], [])
+    else:
+        connections = Connections(loop, clock)
+        plan = await plan_without_file(Fetcher(loop, connections), listen, admin)
+        connections.close()
+    plane = DataPlane(loop, clock, plan.settings, data_dir, config)
+    try:
+        port = await plane.start()
+    except OSError as error:
+        address = plan.settings.listen
+        print(f"cannot listen on {address}: {error.strerror}; choose another with --listen", file=sys.stderr)
+        return 3
+    if plan.embedded_command:
+        await plane.start_child(_child("embedded engine", plan.embedded_command, clock))
+    await _start_control_plane(plane, plan, config, data_dir, clock)
+    _greet(plan, Address(plan.settings.listen.host, port), data_dir)
+    if plan.embedded_command:
+        await plane.until_serving(MODEL_ALIAS, stop)
+    await stop.wait()
+    log.info("draining: running calls are finished, new ones are refused")
+    await plane.stop()
+    return 0
+
+
+async def _start_control_plane(
+    plane: DataPlane, plan: Plan, config: Path | None, data_dir: Path, clock: SystemClock
+) -> None:
+    command = control_command(
+        plan.settings.admin, str(data_dir), str(plane.socket_path), None if config is None else str(config)
+    )
+    await plane.start_child(_child("control plane", command, clock, nice=10))
+
+
+def _child(name: str, command: list[str], clock: SystemClock, nice: int = 0) -> Child:
+    child_log = logging.getLogger(f"forebay.{name.replace(' ', '_')}")
+    return Child(name, command, clock, nice=nice, on_line=child_log.info)
+
+
+def _greet(plan: Plan, address: Address, data_dir: Path) -> None:
+    for note in plan.notes:
+        print(note)
+    policy = plan.settings.policy
+    print(f"Forebay answers on http://{address}/v1 for: {', '.join(policy.models) or 'no model yet'}")
+    if policy.models and not policy.tenants:
+        print(_example(address, policy))
+    try:
+        print(f"Control plane: http://{plan.settings.admin}/#token={admin_token(data_dir)}")
+    except OSError as error:
+        print(f"No control plane: {data_dir} cannot be written ({error.strerror}); choose another with --data-dir")
+    sys.stdout.flush()
+
+
+def _example(address: Address, policy: Policy) -> str:
+    model = next(iter(policy.models))
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello!"}}]}}'
+    return f"Try:  curl http://{address}/v1/chat/completions -d '{body}'"
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )

@@ -1,0 +1,226 @@
+"""The two documents that programs write: `state.json` (control plane) and `override.json` (people, through the API).
+
+One writer each. A document carries (epoch, seq), so that an older one is refused; an override carries its
+end, so that it stops by itself even if its writer is dead. The format is in docs/config.md.
+"""
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar, overload
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from forebay.policy import Policy, Pool
+
+SCHEMA = 1
+MAX_BYTES = 1_048_576
+HASH_DIGITS = 12
+
+DocumentName = Literal["state", "override"]
+_Number = Annotated[int, Meta(ge=0, le=2**53)]
+_WallS = Annotated[float, Meta(ge=0, le=2**53)]
+_Short = Annotated[str, Meta(min_length=1, max_length=512)]
+_Words = Annotated[str, Meta(max_length=1024)]
+
+
+class StateDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the control plane has decided.
+
+    Attributes:
+        epoch: grows when a writer starts from nothing.
+        seq: grows with each document of an epoch.
+        schema: version of the format.
+        drained: `host:port` or names of replicas that get no new call.
+    """
+
+    epoch: _Number
+    seq: _Number
+    schema: Literal[1]
+    drained: Annotated[tuple[_Short, ...], Meta(max_length=10_000)] = ()
+
+
+class Override(Struct, frozen=True, forbid_unknown_fields=True):
+    """One change with an end.
+
+    Attributes:
+        kind: `drain`: the replica gets no new call.
+        target: `host:port` or name of the replica.
+        expires_at: Unix seconds; from then on it does not count.
+        created_at: Unix seconds.
+    """
+
+    id: _Short
+    kind: Literal["drain"]
+    target: _Short
+    expires_at: _WallS
+    by: _Words
+    reason: _Words
+    created_at: _WallS
+
+
+class OverrideDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What people have changed through the API; see `StateDocument` for the first three fields."""
+
+    epoch: _Number
+    seq: _Number
+    schema: Literal[1]
+    entries: Annotated[tuple[Override, ...], Meta(max_length=1000)] = ()
+
+    def active(self, wall_s: float) -> tuple[Override, ...]:
+        """Return the entries whose end has not come at `wall_s` Unix seconds."""
+        return tuple(entry for entry in self.entries if entry.expires_at > wall_s)
+
+
+Document = TypeVar("Document", StateDocument, OverrideDocument)
+
+
+class DocumentError(Exception):
+    """A document that cannot be used; the text is the reason."""
+
+
+class Verdict(Struct, frozen=True):
+    """Whether a document replaces the one before.
+
+    Attributes:
+        take: whether it does.
+        reason: why it is refused; empty when it is taken, or is the same once more.
+    """
+
+    take: bool
+    reason: str = ""
+
+
+def newer(old: Document | None, new: Document) -> Verdict:
+    """Decide on a document by (epoch, seq).
+
+    Args:
+        old: the one in force, if there is one.
+        new: the one that was read.
+    """
+    if old is None:
+        return Verdict(take=True)
+    held, offered = (old.epoch, old.seq), (new.epoch, new.seq)
+    if offered > held:
+        return Verdict(take=True)
+    if offered < held:
+        return Verdict(take=False, reason=f"{_version(new)} is older than {_version(old)}, which stays")
+    if new == old:
+        return Verdict(take=False)
+    return Verdict(take=False, reason=f"{_version(new)} has changed without a new seq; the first one stays")
+
+
+def _version(document: StateDocument | OverrideDocument) -> str:
+    return f"epoch {document.epoch} seq {document.seq}"
+
+
+def path_of(folder: Path, name: DocumentName) -> Path:
+    """Return where a document stands."""
+    return folder / f"{name}.json"
+
+
+@overload
+def read_document(folder: Path, name: Literal["state"]) -> StateDocument | None: ...
+@overload
+def read_document(folder: Path, name: Literal["override"]) -> OverrideDocument | None: ...
+def read_document(folder: Path, name: DocumentName) -> StateDocument | OverrideDocument | None:
+    """Read a document; None when there is no such file.
+
+    Raises:
+        DocumentError: it cannot be read, is too long, or is not of the format.
+    """
+    path = path_of(folder, name)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DocumentError("is not a regular file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DocumentError(f"cannot be read: {error.strerror}") from None
+    return _decode(data, name)
+
+
+def _decode(data: bytes, name: DocumentName) -> StateDocument | OverrideDocument:
+    if len(data) > MAX_BYTES:
+        raise DocumentError(f"is larger than {MAX_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=StateDocument if name == "state" else OverrideDocument)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DocumentError(f"is not of the format: {error}") from None
+
+
+@overload
+def write_document(folder: Path, name: Literal["state"], document: StateDocument) -> None: ...
+@overload
+def write_document(folder: Path, name: Literal["override"], document: OverrideDocument) -> None: ...
+def write_document(folder: Path, name: DocumentName, document: StateDocument | OverrideDocument) -> None:
+    """Replace a document: readers see the old one or the new one, also after a power failure.
+
+    Args:
+        folder: made if it is not there, for this user alone.
+        name: which of the two.
+        document: what to write.
+
+    Raises:
+        DocumentError: a reader would refuse it; nothing has changed.
+        OSError: it cannot be written; the old one is still there.
+    """
+    data = msgspec.json.encode(document)
+    _decode(data, name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(draft).replace(path_of(folder, name))
+    except BaseException:
+        with suppress(OSError):
+            Path(draft).unlink()
+        raise
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last: it is a change of the folder, which has its own buffer."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def merge(policy: Policy, state: StateDocument | None, override: OverrideDocument | None, wall_s: float) -> Policy:
+    """Return the policy that the three documents make together; its hash covers all three.
+
+    Args:
+        policy: of the configuration file.
+        state: of the control plane.
+        override: of people; what has ended does not count.
+        wall_s: Unix seconds.
+    """
+    if state is None and override is None:
+        return policy
+    counting = None if override is None else replace(override, entries=override.active(wall_s))
+    targets = set(() if state is None else state.drained)
+    targets.update(() if counting is None else (entry.target for entry in counting.entries))
+    content = msgspec.json.encode([policy.hash, state, counting])
+    drained = frozenset(name for pool in policy.pools.values() for name in _targeted(pool, targets))
+    return replace(policy.draining(drained), hash=sha256(content).hexdigest()[:HASH_DIGITS])
+
+
+def _targeted(pool: Pool, targets: set[str]) -> list[str]:
+    """Return the names of the replicas that are meant: by name, or by host and port where the name has a path too."""
+    return [
+        replica.name
+        for replica in pool.replicas
+        if replica.name in targets or replica.name.removesuffix(replica.base_path) in targets
+    ]

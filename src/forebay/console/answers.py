@@ -1,0 +1,193 @@
+"""The shapes of the admin API: what it takes, what it answers, how it refuses."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from forebay.clock import timestamp
+from forebay.config.documents import Override
+from forebay.console.overrides import MAX_TTL_S, MIN_TTL_S
+from forebay.console.timeline import Action
+from forebay.errors import ForebayError
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("must be one line of printable text")
+    return text.strip()
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+
+
+class NewOverride(BaseModel):
+    """A change with an end."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"kind": "drain", "target": "127.0.0.1:9001", "ttl_s": 3600, "reason": "new driver", "by": "ann"}
+            ]
+        },
+    )
+
+    kind: Literal["drain"] = Field(description="drain: the replica gets no new call; calls in flight go on")
+    target: str = Field(
+        pattern=r"^(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}(/[A-Za-z0-9._~%!$&'()*+,;=:/-]{0,192})?$",
+        description="name of the replica, `host:port` as the status shows it",
+    )
+    ttl_s: int = Field(strict=True, ge=MIN_TTL_S, le=MAX_TTL_S, description="seconds until it ends by itself")
+    reason: Line = Field(min_length=1, max_length=200, description="for those who read the timeline")
+    by: Line = Field(min_length=1, max_length=64, description="who asks")
+
+
+class OverrideAnswer(BaseModel):
+    """An override that counts now."""
+
+    id: str
+    kind: str
+    target: str
+    reason: str
+    by: str
+    created: str = Field(description="RFC 3339")
+    expires: str = Field(description="RFC 3339")
+    expires_in_s: float
+
+
+class OverridesAnswer(BaseModel):
+    """All overrides that count now, and the version of their document."""
+
+    epoch: int
+    seq: int
+    overrides: list[OverrideAnswer]
+
+
+class ActionAnswer(BaseModel):
+    """One line of the timeline."""
+
+    at: str = Field(description="RFC 3339")
+    kind: str
+    by: str
+    target: str
+    reason: str
+    id: str
+
+
+class TimelineAnswer(BaseModel):
+    """Actions, newest first."""
+
+    actions: list[ActionAnswer]
+
+
+class ControlPlaneAnswer(BaseModel):
+    """The control plane about itself."""
+
+    version: str
+    pid: int
+    started: str = Field(description="RFC 3339")
+    uptime_s: float
+    config_file: str | None
+    faults: list[str] = Field(description="what it could not read or write")
+
+
+class DataPlaneAnswer(BaseModel):
+    """The data plane as it described itself last."""
+
+    reachable: bool
+    age_s: float | None = Field(description="seconds since the status was read; null when it never was")
+    fault: str | None
+    status: dict[str, Any] | None
+
+
+class ReloadAnswer(BaseModel):
+    """What became of the configuration file as it stands on disk."""
+
+    ok: bool = Field(description="it is in force, or will be in a moment")
+    faults: list[str] = Field(description="path, line and what is wrong; the last good file stays in force")
+    warnings: list[str] = Field(description="what needs a restart")
+
+
+class StatusAnswer(BaseModel):
+    """Everything at a glance; the last four are parts of the data plane's status and as old as it."""
+
+    control_plane: ControlPlaneAnswer
+    data_plane: DataPlaneAnswer
+    reload: ReloadAnswer | None = Field(description="how the last read of the configuration file ended")
+    documents: Any = Field(description="what is in force, with the versions of the state and override documents")
+    children: Any = Field(description="child processes of the data plane")
+    journal: Any = Field(description="whether the journal is written")
+
+
+class HealthAnswer(BaseModel):
+    """This process answers; it says nothing about the data plane."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, in the shape of the OpenAI API."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(BaseModel):
+    """An error."""
+
+    error: ErrorBody
+
+
+def override_answer(override: Override, wall_s: float) -> OverrideAnswer:
+    """Show an override.
+
+    Args:
+        override: an active one.
+        wall_s: Unix seconds, now.
+    """
+    return OverrideAnswer(
+        id=override.id,
+        kind=override.kind,
+        target=override.target,
+        reason=override.reason,
+        by=override.by,
+        created=timestamp(override.created_at),
+        expires=timestamp(override.expires_at),
+        expires_in_s=round(max(0.0, override.expires_at - wall_s), 1),
+    )
+
+
+def reload_answer(documents: Any) -> ReloadAnswer | None:
+    """Show how the last reload ended; None when the data plane does not say.
+
+    Args:
+        documents: that part of the data plane's status.
+    """
+    if not isinstance(documents, dict) or "config_ok" not in documents:
+        return None
+    return ReloadAnswer(
+        ok=bool(documents["config_ok"]),
+        faults=[str(line) for line in documents.get("last_error") or ()],
+        warnings=[str(line) for line in documents.get("warnings") or ()],
+    )
+
+
+def action_answer(action: Action) -> ActionAnswer:
+    """Show a line of the timeline."""
+    return ActionAnswer(
+        at=action.at, kind=action.kind, by=action.by, target=action.target, reason=action.reason, id=action.id
+    )
+
+
+def error_response(error: ForebayError) -> JSONResponse:
+    """Show an error in the OpenAI shape."""
+    body = ErrorBody(message=error.message, type=error.spec.type, param=error.param, code=error.code)
+    headers = {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in {408, 413}:
+        headers["connection"] = "close"
+    return JSONResponse(ErrorAnswer(error=body).model_dump(), status_code=error.status, headers=headers)

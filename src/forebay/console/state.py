@@ -1,0 +1,127 @@
+"""What the control plane works with, and the actions that change it, one at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from forebay.clock import Clock
+from forebay.config.documents import Override
+from forebay.console.dataplane import DataPlane
+from forebay.console.guard import Listen
+from forebay.console.overrides import Overrides, Version
+from forebay.console.timeline import ActionKind, Timeline
+
+EXPIRY_PERIOD_S = 1.0
+OWN_NAME = "forebay"
+
+
+class ConsoleState:
+    """Everything the routes work with.
+
+    Args:
+        clock: monotonic and wall time.
+        data_dir: holds `policy/override.json` and `timeline.jsonl`.
+        data_plane: the client of the data plane's socket.
+        listen: address of the admin port.
+        token: that of the admin port.
+        config_file: the file that the data plane was started with, for people to see.
+
+    Raises:
+        OSError: the data folder cannot be read.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        data_dir: Path,
+        data_plane: DataPlane,
+        *,
+        listen: Listen,
+        token: str,
+        config_file: str | None = None,
+    ) -> None:
+        self.clock = clock
+        self.data_plane = data_plane
+        self.listen = listen
+        self.token = token
+        self.config_file = config_file
+        self.started_s = clock.now_s()
+        self.started_wall_s = clock.wall_s()
+        self.timeline = Timeline(data_dir / "timeline.jsonl", clock)
+        self.overrides = Overrides(data_dir / "policy", clock)
+        self._expiry_fault: str | None = None
+        self._writing = asyncio.Lock()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Note the start and take out overrides whose end has come, until the context is left."""
+        await asyncio.to_thread(self.timeline.append, "console.started", OWN_NAME)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._expire_for_ever(), name="expire overrides")
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    def faults(self) -> list[str]:
+        """Return one line for each file that could not be read or written."""
+        return [fault for fault in (self.overrides.fault, self._expiry_fault, self.timeline.fault) if fault]
+
+    async def drain(self, target: str, ttl_s: int, *, reason: str, by: str) -> Override:
+        """Give a replica no new call; return the override when it is on disk.
+
+        Args:
+            target: name of the replica.
+            ttl_s: seconds until it ends by itself.
+            reason: for the timeline.
+            by: who asks.
+
+        Raises:
+            TooManyOverridesError: there is no room for another one.
+            OSError: the document cannot be written; nothing has changed.
+        """
+        async with self._writing:
+            held = await self._held_version()
+            made = await asyncio.to_thread(self.overrides.add, target, ttl_s, reason=reason, by=by, held=held)
+            await self._note("override.created", made, by)
+        return made
+
+    async def end(self, id: str, *, by: str) -> Override | None:
+        """End an override now; return it, or None when it is not active.
+
+        Raises:
+            OSError: the document cannot be written; nothing has changed.
+        """
+        async with self._writing:
+            found = await asyncio.to_thread(self.overrides.remove, id, await self._held_version())
+            if found:
+                await self._note("override.deleted", found, by)
+        return found
+
+    async def expire(self) -> None:
+        """Take out the overrides whose end has come; a disk that takes nothing is tried again later."""
+        if not self.overrides.has_ended():
+            return
+        async with self._writing:
+            try:
+                ended = await asyncio.to_thread(self.overrides.expire, await self._held_version())
+            except OSError as error:
+                self._expiry_fault = f"override.json: {error.strerror}; ended overrides are still in it"
+                return
+            self._expiry_fault = None
+            for override in ended:
+                await self._note("override.expired", override, OWN_NAME)
+
+    async def _expire_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_PERIOD_S)
+            await self.expire()
+
+    async def _held_version(self) -> Version:
+        return (await self.data_plane.view()).held("override")
+
+    async def _note(self, kind: ActionKind, override: Override, by: str) -> None:
+        await asyncio.to_thread(
+            self.timeline.append, kind, by, target=override.target, reason=override.reason, id=override.id
+        )

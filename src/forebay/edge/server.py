@@ -1,0 +1,107 @@
+"""The listeners of the data plane, and the clockwork of its client connections."""
+
+import asyncio
+import socket
+from email.utils import formatdate
+
+from forebay.clock import Clock
+from forebay.edge.connection import ClientConnection, Handler
+from forebay.policy import Limits, Policy
+
+
+class EdgeServer:
+    """Accepts connections and hands complete requests to one handler.
+
+    Args:
+        loop: the data plane's loop.
+        clock: monotonic and wall time.
+        handler: called for each request, with its reply; handles its own errors.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, handler: Handler) -> None:
+        self.loop = loop
+        self.clock = clock
+        self.handler = handler
+        self.limits = Limits()
+        self.date = b""
+        self.draining = False
+        self._connections: set[ClientConnection] = set()
+        self._servers: list[asyncio.Server] = []
+        self.tick()
+
+    def apply(self, policy: Policy) -> None:
+        """Follow a new policy."""
+        self.limits = policy.limits
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen on TCP; return the port, which is chosen by the system for 0.
+
+        Raises:
+            OSError: the address is taken or not ours.
+        """
+        server = await self.loop.create_server(
+            lambda: ClientConnection(self),  # type: ignore[arg-type, return-value]  # no base class: decisions/0002
+            host,
+            port,
+            backlog=4096,
+            reuse_address=True,
+        )
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    async def listen_unix(self, listener: socket.socket) -> None:
+        """Listen on a bound Unix socket."""
+        server = await self.loop.create_unix_server(
+            lambda: ClientConnection(self),  # type: ignore[arg-type, return-value]  # no base class: decisions/0002
+            sock=listener,
+        )
+        self._servers.append(server)
+
+    def opened(self, connection: ClientConnection) -> bool:
+        """Register a connection; say whether it may stay."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.limits.max_connections
+
+    def closed(self, connection: ClientConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+
+    def tick(self) -> None:
+        """Renew the date and end connections that took too long; called every second."""
+        self.date = formatdate(self.clock.wall_s(), usegmt=True).encode()
+        now_s = self.clock.now_s()
+        limits = self.limits
+        allowed_s = {
+            "idle": limits.idle_connection_s,
+            "head": limits.header_s,
+            "body": limits.body_s,
+            "exchange": float("inf"),
+        }
+        for connection in list(self._connections):
+            if now_s - connection.since_s > allowed_s[connection.phase]:
+                connection.expire()
+
+    def stop_accepting(self) -> None:
+        """Close the listeners and idle connections; running exchanges go on and are the last on theirs."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for connection in list(self._connections):
+            if not connection.busy:
+                connection.close()
+
+    def cut_all(self) -> None:
+        """Cut every connection that is left; what runs on it is told that the client is gone."""
+        for connection in list(self._connections):
+            connection.cut()
+
+    @property
+    def busy_connections(self) -> int:
+        """How many connections have an exchange running or waiting."""
+        return sum(connection.busy for connection in self._connections)
+
+    @property
+    def open_connections(self) -> int:
+        """How many client connections are open."""
+        return len(self._connections)

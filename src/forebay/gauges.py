@@ -1,0 +1,60 @@
+"""What the rooms know and `/metrics` shows: read when scraped, so that it costs calls nothing."""
+
+from collections.abc import Callable, Iterator
+
+from forebay.admission.gate import LocalGate
+from forebay.clock import Clock
+from forebay.recording.metrics import Metrics
+from forebay.routing.pool import Fleet
+from forebay.upstream.send import Upstream
+
+Readings = Iterator[tuple[tuple[str, ...], float]]
+
+
+class Gauges:
+    """Readings of admission, routing and upstream, in the form that metrics take."""
+
+    def __init__(self, fleet: Fleet, upstream: Upstream, clock: Clock) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._clock = clock
+        self._started_s = clock.now_s()
+
+    def watch(self, metrics: Metrics, gate: LocalGate, lag_s: Callable[[], float]) -> None:
+        """Register all readings."""
+        metrics.watch("forebay_queue_depth", gate.queue_depths)
+        metrics.watch("forebay_permits_held", gate.permits_held)
+        metrics.watch("forebay_replica_up", self._up)
+        metrics.watch("forebay_replica_in_flight", self._in_flight)
+        metrics.watch("forebay_replica_ejected", self._ejected)
+        metrics.watch("forebay_telemetry_age_seconds", self._telemetry_age)
+        metrics.watch("forebay_upstream_connections_total", self._connections)
+        metrics.watch("forebay_upstream_missing_done_total", lambda: [((), self._upstream.missing_done)])
+        metrics.watch("forebay_loop_lag_seconds", lambda: [((), lag_s())])
+
+    def _up(self) -> Readings:
+        now_s = self._clock.now_s()
+        for state in self._fleet.states():
+            may_serve = state.up is not False and not state.drained and state.breaker.allows(now_s)
+            yield (state.pool.name, state.replica.name), float(may_serve)
+
+    def _in_flight(self) -> Readings:
+        for state in self._fleet.states():
+            yield (state.pool.name, state.replica.name), state.in_flight
+
+    def _ejected(self) -> Readings:
+        for state in self._fleet.states():
+            reason = state.breaker.reason
+            if reason is not None:
+                yield (state.pool.name, state.replica.name, reason), 1.0
+
+    def _telemetry_age(self) -> Readings:
+        now_s = self._clock.now_s()
+        for state in self._fleet.states():
+            since_s = self._started_s if state.polled_at_s is None else state.polled_at_s
+            yield (state.pool.name, state.replica.name), now_s - since_s
+
+    def _connections(self) -> Readings:
+        opened = self._upstream.connections.opened
+        for state in self._fleet.states():
+            yield (state.pool.name, state.replica.name), opened.get(state.replica.name, 0)

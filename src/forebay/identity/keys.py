@@ -1,0 +1,61 @@
+"""API keys to tenants."""
+
+import hashlib
+from typing import Final
+
+from forebay.domain import Tenant
+from forebay.errors import Refused
+from forebay.policy import Policy
+from forebay.ports import Request
+
+KEYLESS: Final = Tenant("default")
+_LOOPBACK_HOSTS = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
+_FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+
+
+def identify(request: Request, policy: Policy) -> Tenant:
+    """Find the tenant of a request.
+
+    The key is looked up by its SHA-256 digest: what a timing can tell is about the digest, which does
+    not help to find the key. Without configured tenants only a local program may call: a request that
+    came through a proxy, or under another host name (DNS rebinding), is refused.
+
+    Raises:
+        Refused: `missing_api_key`, `invalid_api_key`, `bad_request` for two keys, `host_not_allowed`.
+    """
+    if not policy.tenants:
+        return _local_only(request)
+    key = _key_of(request)
+    if not key:
+        raise Refused("missing_api_key", "send your API key as 'Authorization: Bearer KEY'")
+    tenant = policy.tenants.get(hashlib.sha256(key).digest())
+    if tenant is None:
+        raise Refused("invalid_api_key", "the API key is not known here")
+    return tenant
+
+
+def _key_of(request: Request) -> bytes:
+    headers = request.headers
+    authorization = headers.get(b"authorization")
+    key = headers.get(b"x-api-key", b"")
+    if b"authorization" in request.repeated or b"x-api-key" in request.repeated:
+        raise Refused("bad_request", "send one API key, not several")
+    if authorization is None:
+        return key
+    scheme, _, credential = authorization.partition(b" ")
+    credential = credential.strip()
+    if scheme.lower() != b"bearer" or not credential:
+        raise Refused("missing_api_key", "the Authorization header must read 'Bearer KEY'")
+    if key and key != credential:
+        raise Refused("bad_request", "Authorization and x-api-key hold different keys; send one")
+    return credential
+
+
+def _local_only(request: Request) -> Tenant:
+    host = request.headers.get(b"host", b"")
+    name = host if host.endswith(b"]") else host.rpartition(b":")[0] or host
+    if name.lower() not in _LOOPBACK_HOSTS:
+        raise Refused("host_not_allowed", "without configured tenants only localhost may call; configure tenants")
+    if any(header in request.headers for header in _FORWARDING):
+        raise Refused("host_not_allowed", "without configured tenants no proxy may call; configure tenants")
+    return KEYLESS

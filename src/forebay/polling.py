@@ -1,0 +1,73 @@
+"""Asks every engine how it is, every two seconds: shown to operators, and a doubt for the choice.
+
+A poll costs the engine nothing (health paths are those that do not generate) and never stops dispatch:
+what stops it is the breaker, which sees real calls.
+"""
+
+import asyncio
+import logging
+
+from forebay.clock import Clock
+from forebay.engines.contract import Engine, Fetch
+from forebay.engines.registry import ENGINES
+from forebay.routing.pool import Fleet, ReplicaState
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 2.0
+TIMEOUT_S = 1.5
+_LOADING = b"oading"
+
+
+class Poller:
+    """Polls all replicas of a fleet, at most 32 at a time."""
+
+    def __init__(self, fleet: Fleet, fetch: Fetch, clock: Clock) -> None:
+        self._fleet = fleet
+        self._fetch = fetch
+        self._clock = clock
+        self._places = asyncio.Semaphore(32)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(PERIOD_S)
+
+    async def round(self) -> None:
+        """Poll every replica once."""
+        async with asyncio.TaskGroup() as group:
+            for state in list(self._fleet.states()):
+                group.create_task(self._poll(state))
+
+    async def _poll(self, state: ReplicaState) -> None:
+        engine = ENGINES[state.pool.engine]
+        async with self._places:
+            try:
+                status, body = await self._fetch(state.replica, engine.health_path, TIMEOUT_S)
+            except OSError:
+                self._note(state, up=False, loading=False)
+                return
+            self._note(state, up=status == 200, loading=status == 503 and _is_loading(body))
+            if status == 200 and engine.telemetry_path is not None:
+                await self._read(state, engine, engine.telemetry_path)
+
+    async def _read(self, state: ReplicaState, engine: Engine, path: str) -> None:
+        try:
+            status, page = await self._fetch(state.replica, path, TIMEOUT_S)
+            if status == 200:
+                state.telemetry = engine.read_telemetry(page)
+                state.polled_at_s = self._clock.now_s()
+        except (OSError, ValueError) as error:
+            log.debug("no telemetry from %s: %s", state.replica.name, type(error).__name__)
+
+    def _note(self, state: ReplicaState, *, up: bool, loading: bool) -> None:
+        if state.up != up:
+            log.info("replica %s of pool %s is %s", state.replica.name, state.pool.name, "up" if up else "down")
+        state.up = up
+        state.loading = loading
+
+
+def _is_loading(body: bytes) -> bool:
+    """Say whether a health page speaks of loading; one that says nothing at all may mean it too."""
+    return not body.strip() or _LOADING in body

@@ -1,0 +1,128 @@
+"""Every metric family of the data plane: the list behind `/metrics` and docs/metrics.md."""
+
+from typing import Final, Literal, NamedTuple
+
+_REPLICA = ("pool", "replica")
+
+# A fixed set, so that series of different versions and replicas add up. The last finite bound lies above
+# the longest `total_s` that is common (600 s), so that a call that ran into it is still told from a hang.
+DURATION_BOUNDS_S: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+)  # fmt: skip
+# First tokens come sooner and are compared more finely: targets lie between 0.1 and 2 s.
+FIRST_TOKEN_BOUNDS_S: Final = (
+    0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+
+
+class Family(NamedTuple):
+    """A family of series.
+
+    Attributes:
+        name: as scraped; counters end in `_total`.
+        bounds_s: upper bounds of the buckets, without infinity; empty unless it is a histogram.
+    """
+
+    name: str
+    type: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    bounds_s: tuple[float, ...] = ()
+
+
+REQUESTS: Final = Family(
+    "forebay_requests_total",
+    "counter",
+    ("endpoint", "model", "tenant", "code", "outcome"),
+    "Calls that ended.",
+)
+DURATION: Final = Family(
+    "forebay_request_duration_seconds",
+    "histogram",
+    ("endpoint", "model"),
+    "Time from the whole request to the end of the answer.",
+    DURATION_BOUNDS_S,
+)
+FIRST_TOKEN: Final = Family(
+    "forebay_time_to_first_token_seconds",
+    "histogram",
+    ("model",),
+    "Time from the whole request to the first content of a streamed answer.",
+    FIRST_TOKEN_BOUNDS_S,
+)
+ATTEMPTS: Final = Family(
+    "forebay_attempts_total",
+    "counter",
+    (*_REPLICA, "failure"),
+    "Tries on replicas that ended; failure is none when the engine did its part.",
+)
+REFUSED: Final = Family("forebay_requests_refused_total", "counter", ("reason",), "Requests refused, by error code.")
+DEGRADED: Final = Family("forebay_requests_degraded_total", "counter", ("step",), "Calls served in a reduced way.")
+TOKENS: Final = Family(
+    "forebay_tokens_total", "counter", ("model", "kind"), "Tokens counted at the end of calls: as in the journal."
+)
+
+# Read from their owners when scraped.
+IN_FLIGHT: Final = Family("forebay_requests_in_flight", "gauge", ("model",), "Calls that have not ended.")
+OLDEST_AGE: Final = Family(
+    "forebay_requests_oldest_age_seconds", "gauge", (), "Age of the oldest call in flight, 0 without any."
+)
+QUEUE_DEPTH: Final = Family("forebay_queue_depth", "gauge", ("pool",), "Calls that wait for a replica.")
+PERMITS: Final = Family("forebay_permits_held", "gauge", ("tenant",), "Permits that calls of the tenant hold.")
+TELEMETRY_AGE: Final = Family(
+    "forebay_telemetry_age_seconds",
+    "gauge",
+    _REPLICA,
+    "Age of the engine's latest telemetry; without any, time since the replica is known.",
+)
+REPLICA_UP: Final = Family("forebay_replica_up", "gauge", _REPLICA, "1 if the replica may get calls.")
+REPLICA_IN_FLIGHT: Final = Family("forebay_replica_in_flight", "gauge", _REPLICA, "Tries that run on the replica.")
+EJECTED: Final = Family(
+    "forebay_replica_ejected", "gauge", (*_REPLICA, "reason"), "1 while the replica's breaker is not closed."
+)
+CONNECTIONS: Final = Family(
+    "forebay_upstream_connections_total", "counter", _REPLICA, "Connections opened to the replica."
+)
+MISSING_DONE: Final = Family(
+    "forebay_upstream_missing_done_total", "counter", (), "Streams that engines ended without [DONE]."
+)
+JOURNAL_LINES: Final = Family("forebay_journal_lines_total", "counter", ("kind",), "Journal lines written.")
+JOURNAL_DROPPED: Final = Family("forebay_journal_dropped_total", "counter", ("kind",), "Journal lines lost.")
+JOURNAL_STATE: Final = Family("forebay_journal_state", "gauge", ("state",), "1 for the state that the journal is in.")
+JOURNAL_RECOVERED: Final = Family(
+    "forebay_journal_recovered_total", "counter", (), "Calls of dead processes that were closed as lost."
+)
+RELOAD_FAILURES: Final = Family(
+    "forebay_config_reload_failures_total", "counter", (), "Documents that were refused after the start."
+)
+RELOAD_OK: Final = Family("forebay_config_last_reload_ok", "gauge", (), "1 if the latest documents are in force.")
+LOOP_LAG: Final = Family("forebay_loop_lag_seconds", "gauge", (), "How late the event loop's latest tick was.")
+BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
+READ_FAILURES: Final = Family(
+    "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
+)
+
+# The same data under the names of the OpenTelemetry conventions for generative AI.
+GENAI_DURATION: Final = Family(
+    "gen_ai_server_request_duration_seconds",
+    "histogram",
+    ("gen_ai_request_model",),
+    "forebay_request_duration_seconds over all endpoints.",
+    DURATION_BOUNDS_S,
+)
+GENAI_FIRST_TOKEN: Final = Family(
+    "gen_ai_server_time_to_first_token_seconds",
+    "histogram",
+    ("gen_ai_request_model",),
+    "forebay_time_to_first_token_seconds.",
+    FIRST_TOKEN_BOUNDS_S,
+)
+
+WATCHED: Final = (
+    IN_FLIGHT, OLDEST_AGE, QUEUE_DEPTH, PERMITS, TELEMETRY_AGE, REPLICA_UP, REPLICA_IN_FLIGHT, EJECTED, CONNECTIONS,
+    MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
+    LOOP_LAG,
+)  # fmt: skip
+COUNTED: Final = (REQUESTS, ATTEMPTS, REFUSED, DEGRADED, TOKENS)
+TIMED: Final = (DURATION, FIRST_TOKEN)
+FAMILIES: Final = (*COUNTED, *TIMED, GENAI_DURATION, GENAI_FIRST_TOKEN, *WATCHED, BUILD, READ_FAILURES)
