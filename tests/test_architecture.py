@@ -20,7 +20,18 @@ PACKAGE = SRC / "forebay"
 GROUND = frozenset({"domain", "policy", "errors", "ports", "clock", "wire"})
 PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
 
-PATH_UNITS = ("pipeline", "dispatch", "edge", "identity", "admission", "routing", "upstream", "recording", "wire")
+PATH_UNITS = (
+    "pipeline",
+    "understanding",
+    "dispatch",
+    "edge",
+    "identity",
+    "admission",
+    "routing",
+    "upstream",
+    "recording",
+    "wire",
+)
 
 # unit -> what of ours it may import, as a unit or as one module of it. A room never imports a neighbour:
 # rooms meet in the top-level modules (pipeline, dispatch, polling, startup, app), or through ports.py.
@@ -43,12 +54,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": GROUND,
     "upstream": GROUND | {"engines.contract"},
     "console": GROUND | {"config"},
-    "pipeline": GROUND | PATH_ROOMS | {"dispatch", "engines.registry"},
+    "pipeline": GROUND | PATH_ROOMS | {"understanding", "dispatch"},
+    "understanding": GROUND | {"edge", "admission", "engines.registry"},
     "dispatch": GROUND | {"edge", "routing", "upstream", "engines.registry"},
     "polling": GROUND | {"routing", "engines.contract", "engines.registry"},
-    "startup": GROUND | {"config", "engines"},
-    "app": GROUND | PATH_ROOMS | {"pipeline", "dispatch", "polling", "config", "engines", "console", "processes"},
-    "cli": GROUND | {"config", "app", "processes", "startup"},
+    "following": GROUND | {"config", "recording"},
+    "gauges": GROUND | {"admission", "routing", "upstream", "recording"},
+    "startup": GROUND | {"config", "engines", "upstream"},
+    "app": GROUND
+    | PATH_ROOMS
+    | {"pipeline", "dispatch", "polling", "following", "gauges", "config", "engines", "console", "processes"},
+    # `serve` shows the token that opens the control plane; `sim` is an engine of its own.
+    "cli": GROUND | {"config", "app", "processes", "startup", "console.token", "engines.sim"},
 }
 
 # Third-party packages that cost memory or start-up time, and the only units that may load them.

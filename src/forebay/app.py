@@ -25,6 +25,7 @@ from forebay.edge.local import Insight, LocalAnswers
 from forebay.edge.server import EdgeServer
 from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
+from forebay.identity.keys import identify
 from forebay.pipeline import Pipeline
 from forebay.policy import PolicyHolder
 from forebay.polling import Poller
@@ -79,11 +80,8 @@ class DataPlane:
         self._poller = Poller(self.fleet, self.fetch, clock)
         watch = DocumentWatch(settings, config_path, data_dir / "policy")
         self._follower = DocumentFollower(watch, self.policy, clock, loop)
-        self._local = LocalAnswers(
-            Insight(
-                self._live, lambda: not self.edge.draining and self._ready, self._serving, self._scrape, self.status
-            )
-        )
+        insight = Insight(self._live, lambda: self._ready, self._serving, self.metrics.render, self.status)
+        self._local = LocalAnswers(insight, identify)
         dispatcher = Dispatcher(self.fleet, self.upstream)
         self._pipeline = Pipeline(clock, self.policy, self.gate, dispatcher, self.recorder, self._local)
         self.edge = EdgeServer(loop, clock, self._pipeline.handle)
@@ -226,9 +224,6 @@ class DataPlane:
     def _serving(self) -> dict[str, bool]:
         models = self.policy.current.models.values()
         return {model.name: self.fleet.serving(model.pool) for model in models}
-
-    def _scrape(self) -> tuple[bytes, bytes]:
-        return self.metrics.render()
 
 
 def _bound_unix_socket(path: Path) -> socket.socket:

@@ -15,32 +15,22 @@ from forebay.ports import Call, Permit, Record, Reply, Verdict
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
 from forebay.routing.pool import Fleet, Lease
-from forebay.upstream.relay import Terms
-from forebay.upstream.send import Try, Upstream
+from forebay.upstream.relay import Sending
+from forebay.upstream.send import Upstream
 from forebay.wire import splice
 from forebay.wire.rewrite import Rewriter
 
 _FIRST = Step("elsewhere")
 _INCLUDE_USAGE = b'{"include_usage":true}'
-_SHAPES_WITH_USAGE_CHUNK = ("chat", "completions")
-_SHAPES_WITH_DONE = ("chat", "completions")
+_OPENAI_STREAMS = ("chat", "completions")
+_OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
 
 
 class Ended(Struct, frozen=True):
     """How a call ended: the verdict that the client gets, and the model that it comes from."""
 
     verdict: Verdict
-    model: Model
-
-
-class _Sending(Struct, frozen=True):
-    """What is the same for all tries of a call on one model; `explained` are header lines for the client."""
-
-    model: Model
-    pool: Pool
-    body: bytes
-    terms: Terms
-    explained: bytes
+    model: str
 
 
 class Dispatcher:
@@ -63,73 +53,79 @@ class Dispatcher:
         Raises:
             Refused: `no_engine`, `engine_loading`: nothing could be tried at all.
         """
-        tried: tuple[Tried, ...] = ()
-        ends: list[Ended] = []
         first = policy.models[call.model]
         said = reply.extra
-        for name in (call.model, *first.fallback):
-            model = policy.models[name]
-            sending = prepare(call, asked, model, policy)
-            reply.extra = said + sending.explained
-            if name != call.model:
+        ends: list[Ended] = []
+        tried: tuple[Tried, ...] = ()
+        for model in (first, *[policy.models[name] for name in first.fallback]):
+            pool = policy.pools[model.pool]
+            if model is not first:
                 try:
-                    await permit.move(model.pool)
+                    await permit.move(pool.name)
                 except Refused:
                     continue
-            end, tried = await self._on_model(call, sending, tried, reply, record)
-            if end is not None:
-                ends.append(end)
-                if not _may_fall_back(end.verdict):
-                    return end
+            reply.extra = said + explain(call, asked, model, pool)
+            sending = prepare(call, asked, model, pool, policy)
+            verdict, tried = await self._on_pool(call, model.name, pool, sending, tried, (reply, record))
+            if verdict is not None:
+                ends.append(Ended(verdict, model.name))
+                if not _may_fall_back(verdict):
+                    return ends[-1]
             if len(tried) >= attempts.MAX_TRIES:
                 break
         if not ends:
             raise self._nothing_to_try(first.pool)
-        return min(ends, key=_rank)
+        return min(ends, key=lambda end: _rank(end.verdict))
 
-    async def _on_model(
-        self, call: Call, sending: _Sending, tried: tuple[Tried, ...], reply: Reply, record: Record
-    ) -> tuple[Ended | None, tuple[Tried, ...]]:
-        """Try the replicas of one model; return the best end so far and all tries."""
-        step = _FIRST
-        used: frozenset[str] = frozenset()
-        ends: list[Ended] = []
+    async def _on_pool(
+        self,
+        call: Call,
+        model: str,
+        pool: Pool,
+        sending: Sending,
+        tried: tuple[Tried, ...],
+        partners: tuple[Reply, Record],
+    ) -> tuple[Verdict | None, tuple[Tried, ...]]:
+        """Try the replicas of one pool; return its best verdict so far, and all tries."""
+        step, used = _FIRST, frozenset[str]()
+        best: Verdict | None = None
         while step.action == "elsewhere":
-            lease = await self._lease(call, sending.pool, used, step)
+            lease = await self._lease(call, pool, used, step)
             if lease is None:
                 break
-            used |= {lease.state.replica.name}
-            verdict, failure = await self._attempt(call, sending, lease, reply, record)
-            ends.append(Ended(verdict, sending.model))
+            name = lease.state.replica.name
+            used |= {name}
+            verdict, failure = await self._attempt(call, sending, lease, *partners)
             if failure is None or verdict.committed:
-                return ends[-1], tried
-            tried += (
-                Tried(sending.model.name, lease.state.replica.name, failure, verdict.status, verdict.retry_after_s),
-            )
-            step = attempts.next_step(tried, sending.pool.max_attempts, random.random())
-        return min(ends, key=_rank, default=None), tried
+                return verdict, tried
+            if best is None or _rank(verdict) <= _rank(best):
+                best = verdict
+            tried += (Tried(model, name, failure, verdict.status, verdict.retry_after_s),)
+            step = attempts.next_step(tried, pool.max_attempts, random.random())
+        return best, tried
 
     async def _lease(self, call: Call, pool: Pool, used: frozenset[str], step: Step) -> Lease | None:
+        """Take a replica not used yet; else, after the pause, one of those that may be asked again."""
         tokens = call.prompt_tokens + call.output_tokens
         lease = self._fleet.choose(pool.name, tokens, used)
-        if lease is not None or not used or step.pause_s > attempts.MAX_PAUSE_S:
+        if lease is not None or used <= step.excluded or step.pause_s > attempts.MAX_PAUSE_S:
             return lease
-        if used <= step.excluded:
-            return None
         await asyncio.sleep(step.pause_s)
         return self._fleet.choose(pool.name, tokens, step.excluded)
 
     async def _attempt(
-        self, call: Call, sending: _Sending, lease: Lease, reply: Reply, record: Record
+        self, call: Call, sending: Sending, lease: Lease, reply: Reply, record: Record
     ) -> tuple[Verdict, FailureKind | None]:
         replica = lease.state.replica
-        record.dispatched(sending.pool.name, replica.name)
+        record.dispatched(sending.pool, replica.name)
         try:
-            tried = Try(replica, sending.pool.name, sending.body, sending.terms)
-            verdict = await self._upstream.attempt(call, tried, reply, record)
+            verdict = await self._upstream.attempt(call, replica, sending, reply, record)
         except BaseException:
             self._fleet.report(lease, None, answered=False)
             raise
+        if verdict.outcome is Outcome.OK:
+            self._fleet.report(lease, None, answered=True)
+            return verdict, None
         failure = attempts.failure_of(verdict)
         counted = failure is not None and attempts.counts_against_replica(failure, verdict.status)
         answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
@@ -144,36 +140,40 @@ class Dispatcher:
         return Refused("no_engine", "no engine can take this call now", retry_after_s=2)
 
 
-def prepare(call: Call, asked: Asked, model: Model, policy: Policy) -> _Sending:
+def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) -> Sending:
     """Make the body and the terms for one model: the whole list of what Forebay changes in a request."""
-    pool = policy.pools[model.pool]
-    engine = ENGINES[pool.engine]
+    denied = ENGINES[pool.engine].denied_fields
     edits: dict[str, bytes | None] = {}
-    explained = f"x-forebay-pool: {pool.name}\r\n"
-    if not engine.denied_fields.isdisjoint(asked.members.values):
-        edits = dict.fromkeys(sorted(engine.denied_fields & asked.members.values.keys()))
-        explained += f"x-forebay-stripped: {', '.join(edits)}\r\n"
-    if model.name != call.model:
-        explained += "x-forebay-degraded: fallback\r\n"
+    if not denied.isdisjoint(asked.members.values):
+        edits = dict.fromkeys(denied & asked.members.values.keys())
     name = model.upstream_model or model.name
-    if name != asked.model and "model" in asked.members.values:
+    if name != asked.model and asked.model:
         edits["model"] = msgspec.json.encode(name)
-    asks_usage = (
-        call.stream
-        and not call.wants_usage
-        and call.endpoint.shape in _SHAPES_WITH_USAGE_CHUNK
-        and pool.engine != "llamacpp"  # its last chunk carries the counts anyway, in `timings`
-    )
+    openai_stream = call.endpoint.shape in _OPENAI_STREAMS
+    # llama.cpp's last chunk carries the counts anyway, in `timings`.
+    asks_usage = call.stream and openai_stream and not call.wants_usage and pool.engine != "llamacpp"
     if asks_usage:
         edits["stream_options"] = _with_usage(asked.members.text_of("stream_options"))
-    terms = Terms(
+    return Sending(
+        pool.name,
+        splice.edit(asked.members, edits),
         model.timeouts,
         policy.stream,
         policy.limits.response_bytes,
         Rewriter(model.name, asks_usage),
-        call.endpoint.shape in _SHAPES_WITH_DONE,
+        openai_stream,
     )
-    return _Sending(model, pool, splice.edit(asked.members, edits), terms, explained.encode())
+
+
+def explain(call: Call, asked: Asked, model: Model, pool: Pool) -> bytes:
+    """Say on the answer where it comes from, and what was taken out of the request."""
+    lines = f"x-forebay-pool: {pool.name}\r\n"
+    denied = ENGINES[pool.engine].denied_fields
+    if not denied.isdisjoint(asked.members.values):
+        lines += f"x-forebay-stripped: {', '.join(sorted(denied & asked.members.values.keys()))}\r\n"
+    if model.name != call.model:
+        lines += "x-forebay-degraded: fallback\r\n"
+    return lines.encode()
 
 
 def _with_usage(options: bytes | None) -> bytes:
@@ -184,12 +184,11 @@ def _with_usage(options: bytes | None) -> bytes:
 
 def _may_fall_back(verdict: Verdict) -> bool:
     """Say whether another model may still answer: nothing was sent, and the fault is not the caller's."""
-    if verdict.committed or verdict.outcome in (Outcome.OK, Outcome.CLIENT_CLOSED):
+    if verdict.committed or verdict.outcome in _OVER:
         return False
     return attempts.failure_of(verdict) not in (None, FailureKind.TOTAL) or attempts.is_context_overflow(verdict)
 
 
-def _rank(end: Ended) -> tuple[bool, float]:
-    """Order failed ends by what helps the client most: an engine's own answer, with the shortest wait."""
-    verdict = end.verdict
+def _rank(verdict: Verdict) -> tuple[bool, float]:
+    """Order failures by what helps the client most: an engine's own answer, with the shortest wait."""
     return verdict.answer is None, verdict.retry_after_s if verdict.retry_after_s is not None else 1e9

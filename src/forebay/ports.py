@@ -93,11 +93,9 @@ class ReplyListener(Protocol):
 
     def client_gone(self) -> None:
         """The client closed its connection."""
-        ...
 
     def client_ready(self, ready: bool) -> None:
         """The client's buffer filled up, or has room again."""
-        ...
 
 
 class Reply(Protocol):
@@ -122,23 +120,18 @@ class Reply(Protocol):
 
     def head(self, status: int, headers: tuple[Header, ...], length_bytes: int | None) -> None:
         """Begin the answer; without a length its end is marked by framing."""
-        ...
 
     def write(self, data: bytes) -> None:
         """Send a part of the body; never blocks, `listener` is told when to pause."""
-        ...
 
     def pass_chunk(self, chunk: bytes) -> None:
         """Send a part of the body that is already one HTTP chunk; only when `framed`."""
-        ...
 
     def end(self) -> None:
         """Finish the answer."""
-        ...
 
     def abort(self) -> None:
         """Cut the client's connection: the answer can no longer be finished honestly."""
-        ...
 
 
 class Record(Protocol):
@@ -153,15 +146,12 @@ class Record(Protocol):
 
     def dispatched(self, pool: str, replica: str) -> None:
         """A try begins."""
-        ...
 
     def attempt_failed(self, kind: FailureKind, status: int) -> None:
         """The latest try failed."""
-        ...
 
     def first_token(self) -> None:
         """The first content went to the client."""
-        ...
 
 
 class Permit(Protocol):
@@ -173,7 +163,6 @@ class Permit(Protocol):
         Raises:
             Refused: the other pool has no room.
         """
-        ...
 
     def release(self, used_tokens: int | None) -> None:
         """Give it back and settle the reservation.
@@ -181,7 +170,6 @@ class Permit(Protocol):
         Args:
             used_tokens: prompt and completion tokens; None keeps what was reserved.
         """
-        ...
 
 
 class Gate(Protocol):
@@ -193,4 +181,3 @@ class Gate(Protocol):
         Raises:
             Refused: the tenant or the pool has no room.
         """
-        ...

@@ -1,16 +1,19 @@
 """What is served when nobody wrote a configuration: engines that run here, else the embedded one."""
 
+import asyncio
 import socket
 import sys
 
 from msgspec import Struct
 
+from forebay.clock import Clock
 from forebay.config.load import Address, Settings, default_settings
 from forebay.domain import Replica
 from forebay.engines import embedded
-from forebay.engines.contract import Fetch
 from forebay.engines.discovery import Found, describe, discover
 from forebay.policy import Model, Pool
+from forebay.upstream.connections import Connections
+from forebay.upstream.fetch import Fetcher
 
 _NOTHING_FOUND = "No engine found on 127.0.0.1 (ports 8000, 30000, 8080, 11434)."
 
@@ -28,31 +31,38 @@ class Plan(Struct, frozen=True):
     notes: list[str]
 
 
-async def plan_without_file(fetch: Fetch, listen: Address, admin: Address) -> Plan:
+async def plan_without_file(loop: asyncio.AbstractEventLoop, clock: Clock, listen: Address, admin: Address) -> Plan:
     """Look around, and decide what to serve.
 
     Args:
-        fetch: does one GET.
+        loop: the running loop.
+        clock: for the connections of the probes, and the model list.
         listen: of the data plane.
         admin: of the control plane.
+
+    Raises:
+        ConfigError: the addresses cannot be served without a configuration.
     """
+    connections = Connections(loop, clock)
     own = {listen.port, admin.port}
-    found = [engine for engine in await discover(fetch) if engine.replica.port not in own]
+    found = [engine for engine in await discover(Fetcher(loop, connections)) if engine.replica.port not in own]
+    connections.close()
+    wall_s = clock.wall_s()
     usable = [engine for engine in found if engine.models]
     notes = [line for engine in found for line in describe(engine)]
     if usable:
         pools, models = _pools_of(usable)
-        return Plan(default_settings(listen, admin, pools, models), [], notes)
+        return Plan(default_settings(listen, admin, pools, models, wall_s), [], notes)
     missing = embedded.available()
     if missing is not None:
         notes += [_NOTHING_FOUND, f"To try Forebay with a small embedded engine: {missing}"]
-        return Plan(default_settings(listen, admin, {}, {}), [], notes)
+        return Plan(default_settings(listen, admin, {}, {}, wall_s), [], notes)
     port = _free_port()
     name = f"127.0.0.1:{port}"
     pool = Pool("embedded", "llamacpp", (Replica(name, "127.0.0.1", port),), max_in_flight=embedded.SLOTS)
     model = Model(embedded.MODEL_ALIAS, "embedded")
     notes += [_NOTHING_FOUND, f"Serving the embedded llama.cpp as model '{embedded.MODEL_ALIAS}'."]
-    settings = default_settings(listen, admin, {pool.name: pool}, {model.name: model})
+    settings = default_settings(listen, admin, {pool.name: pool}, {model.name: model}, wall_s)
     return Plan(settings, embedded.command(port), notes)
 
 

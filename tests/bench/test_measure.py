@@ -25,6 +25,7 @@ from bench.peers import CannotRun, build_tools, forebay_conf, free_ports, nginx_
 from bench.run import arguments, report_noise
 from bench.scenarios import SCENARIOS, flatten
 from bench.table import Check, Kind, Run, bound_text, compared, judge, number, render
+from forebay.config.load import load
 
 RATIO = Check("ns", "us", "CPU per request", "us", "ratio", 3.5)
 STAT = "42 (a) b (c)) S 1 42 42 0 -1 4194560 900 0 5 0 {} 20 0 1 0 100 1000 50 0"
@@ -147,8 +148,13 @@ def test_configurations_name_both_engines_and_every_limit(tmp_path: Path) -> Non
     nginx = nginx_conf(tmp_path, 7000, [7001, 7002])
     assert "server 127.0.0.1:7001; server 127.0.0.1:7002; keepalive 512;" in nginx
     forebay = forebay_conf(7000, 7003, [7001, 7002])
-    for part in ("listen: 127.0.0.1:7000", "- url: http://127.0.0.1:7002", "concurrency: 4096", "tokens_per_minute"):
-        assert part in forebay
+    path = tmp_path / "forebay.yaml"
+    path.write_text(forebay)
+    policy = load(path, {}, 0.0).policy
+    assert [replica.port for replica in policy.pools["main"].replicas] == [7001, 7002]
+    (tenant,) = policy.tenants.values()
+    assert tenant.concurrency == 4096
+    assert tenant.requests_per_minute and tenant.tokens_per_minute
 
 
 def test_missing_tools_stop_with_what_to_do(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def read_answers(data: bytes, *, bodiless: bool = False) -> list[Seen]:
         headers = {name.lower(): value for name, value in pairs}
         assert len(headers) == len(pairs), "a header came twice"
         status = int(head.group(1))
-        if bodiless or status < 200:
+        if bodiless or status < 200 or status in (204, 304):
             body = b""
         elif headers.get(b"transfer-encoding") == b"chunked":
             assert b"content-length" not in headers

@@ -7,14 +7,15 @@ import pytest
 from edge.client_side import DATE, FakeTransport, Seen, read_answers
 
 from forebay.domain import FailureKind, Outcome
-from forebay.edge.ending import RETRY_AFTER_S, end_with_answer, end_with_error, error_of
+from forebay.edge.ending import RETRY_AFTER_S, conclude, end_with_answer, end_with_error, error_of
 from forebay.edge.reply import Reply
 from forebay.errors import CODES, ForebayError, Refused
 from forebay.ports import Answer, Header, Verdict
-from forebay.wire.endpoints import Shape
+from forebay.wire.endpoints import ENDPOINTS, Endpoint, Shape
 from forebay.wire.sse import Event, Framer
 
-SHAPES: tuple[Shape, ...] = ("chat", "completions", "responses", "messages", "whole")
+BY_SHAPE: dict[Shape, Endpoint] = {endpoint.shape: endpoint for endpoint in reversed(ENDPOINTS)}
+SHAPES = tuple(BY_SHAPE)
 
 
 def new_reply() -> tuple[Reply, FakeTransport]:
@@ -79,7 +80,8 @@ def test_nothing_is_added_to_an_answer_that_has_ended_or_lost_its_client() -> No
         spoil(reply)
         sent = transport.sent
         end_with_error(reply, Refused("internal_error", "x"), "chat")
-        end_with_answer(reply, Verdict(False, Outcome.ENGINE_ERROR), Answer(400, (), b""), "chat")
+        ended = end_with_answer(reply, Verdict(False, Outcome.ENGINE_ERROR), Answer(400, (), b""), BY_SHAPE["chat"])
+        assert ended == (499, "")
         assert transport.sent == sent
 
 
@@ -101,8 +103,11 @@ def test_a_refused_credential_is_the_operators_business() -> None:
 
 def pass_on(answer: Answer, shape: Shape = "chat", *, begun: bool = False, **verdict: Any) -> FakeTransport:
     reply, transport = begun_reply() if begun else new_reply()
-    end_with_answer(reply, Verdict(begun, Outcome.ENGINE_ERROR, FailureKind.STATUS, **verdict), answer, shape)
+    made = Verdict(begun, Outcome.ENGINE_ERROR, FailureKind.STATUS, **verdict)
+    status, code = end_with_answer(reply, made, answer, BY_SHAPE[shape])
     assert reply.ended
+    assert status == reply.status
+    assert code in ("engine_failed", "endpoint_not_supported")
     return transport
 
 
@@ -158,3 +163,63 @@ def test_an_engines_error_inside_a_stream(shape: Shape) -> None:
 def test_the_coding_of_a_body_that_was_replaced_is_gone() -> None:
     answer = only(pass_on(Answer(500, ((b"content-encoding", b"gzip"),), b"\x1f\x8b\x08")))
     assert b"content-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (404, b'{"detail":"Not Found"}', "endpoint_not_supported"),
+        (405, b'{"detail":"Method Not Allowed"}', "endpoint_not_supported"),
+        (501, b"", "endpoint_not_supported"),
+        (404, b'{"error":{"message":"The model `x` does not exist."}}', None),
+        (400, b'{"detail":"Not Found"}', None),
+    ],
+)
+def test_a_path_that_the_engine_does_not_know(status: int, body: bytes, code: str | None) -> None:
+    answer = only(pass_on(Answer(status, (), body)))
+    assert json.loads(answer.body)["error"].get("code") == code
+    assert answer.status == (404 if code else status)
+
+
+# the end that the tries came to
+
+
+def test_an_answer_that_was_given_needs_no_other_end() -> None:
+    reply, transport = begun_reply()
+    reply.end()
+    sent = transport.sent
+    assert conclude(Verdict(True, Outcome.OK), reply, BY_SHAPE["chat"]) == (200, "")
+    assert transport.sent == sent
+
+
+def test_a_client_that_left_gets_nothing() -> None:
+    reply, transport = new_reply()
+    assert conclude(Verdict(False, Outcome.CLIENT_CLOSED), reply, BY_SHAPE["chat"]) == (499, "")
+    assert transport.sent == b""
+
+
+@pytest.mark.parametrize("failure", [kind for kind in FailureKind if kind is not FailureKind.STATUS])
+def test_a_failure_without_an_answer_is_our_error(failure: FailureKind) -> None:
+    for made in (new_reply, begun_reply):
+        reply, transport = made()
+        status, code = conclude(Verdict(False, Outcome.ENGINE_ERROR, failure, message="why"), reply, BY_SHAPE["chat"])
+        assert code in CODES
+        assert only(transport).status == status == (CODES[code].status if made is new_reply else 200)
+        assert code.encode() in only(transport).body
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_an_engine_says_of_our_credential_stays_with_us(status: int) -> None:
+    reply, transport = new_reply()
+    answer = Answer(status, ((b"www-authenticate", b"Basic"),), b'{"error":{"message":"bad key sk-123"}}')
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, FailureKind.STATUS, status, answer)
+    assert conclude(verdict, reply, BY_SHAPE["chat"]) == (502, "engine_credential")
+    assert b"sk-123" not in transport.sent
+    assert b"www-authenticate" not in transport.sent
+
+
+def test_an_engines_own_answer_is_passed_on() -> None:
+    reply, transport = new_reply()
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, FailureKind.STATUS, 400, Answer(400, (), NESTED))
+    assert conclude(verdict, reply, BY_SHAPE["chat"]) == (400, "engine_failed")
+    assert only(transport).body == NESTED

@@ -11,6 +11,7 @@ from forebay.domain import Tenant
 from forebay.edge.local import Insight, LocalAnswers, cors_lines
 from forebay.edge.reply import Reply
 from forebay.edge.routes import find
+from forebay.identity.keys import identify
 from forebay.policy import Model, Policy
 from forebay.ports import Request
 
@@ -43,7 +44,7 @@ def ask(
     transport = FakeTransport()
     reply: Any = Reply(transport, lambda _: None, date=DATE, chunked=True, keep_alive=True, bodiless=False)  # type: ignore[arg-type]
     asked = request(method, path, {name.replace("_", "-").encode(): value for name, value in headers.items()})
-    LocalAnswers(insight).answer(find(method, path, internal=True), asked, reply, policy)
+    LocalAnswers(insight, identify).answer(find(method, path, internal=True), asked, reply, policy)
     (answer,) = read_answers(transport.sent)
     return answer
 

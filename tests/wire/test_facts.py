@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from forebay.domain import Usage
+from forebay.wire.answers import read_error
 from forebay.wire.endpoints import Shape
-from forebay.wire.facts import EventFacts, Timings, is_plain_token, merge_usage, read_error, read_event, read_whole
+from forebay.wire.facts import is_plain_token, read_event
+from forebay.wire.said import EventFacts, Timings, merge_usage
 from forebay.wire.sse import Event
 
 
@@ -142,25 +144,6 @@ def test_usage_goes_before_timings() -> None:
     assert read(llamacpp({}, "stop", timings=TIMINGS, usage=USAGE)).usage == Usage(9, 3)
 
 
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [
-        (None, None),
-        (USAGE, Usage(9, 3)),
-        ({**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}, Usage(9, 3, 8)),
-        ({"prompt_tokens": 4, "total_tokens": 4}, Usage(4, 0)),
-        ({"prompt_tokens": 4, "completion_tokens": None}, Usage(4, 0)),
-        ({"total_tokens": 7}, Usage(7, 0)),
-        ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 3}, Usage(5, 2, 3)),
-        ({"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}}, Usage(5, 2, 1)),
-        ({}, Usage(0, 0)),
-    ],
-)
-def test_usage_of_a_whole_answer(usage: Any, expected: Usage | None) -> None:
-    seen = read_whole(compact({"model": "m", "choices": [], "usage": usage}))
-    assert (seen.usage, seen.model, seen.valid) == (expected, "m", True)
-
-
 def test_usage_of_two_events_is_merged() -> None:
     first = merge_usage(None, Usage(25, 1, 3))
     assert first == Usage(25, 1, 3)
@@ -279,23 +262,6 @@ def test_errors_of_a_responses_stream() -> None:
     assert read(flat, "responses", b"error").error == compact(flat)
 
 
-# whole answers
-
-
-@pytest.mark.parametrize(
-    ("body", "valid"),
-    [(b"{}", True), (b"[1]", True), (b'{"model":5}', True), (b"", False), (b"oops", False), (b'{"a":1', False)],
-)
-def test_whether_a_whole_answer_is_json(body: bytes, valid: bool) -> None:
-    assert read_whole(body).valid is valid
-
-
-def test_a_whole_answer_of_llamacpp() -> None:
-    seen = read_whole(compact({**llamacpp({}), "timings": TIMINGS}))
-    assert (seen.usage, seen.model) == (Usage(9, 3, 4), "m.gguf")
-    assert seen.timings is not None
-
-
 # one token, exactly
 
 
@@ -325,33 +291,3 @@ def test_two_choices_are_plain_while_none_is_finished() -> None:
     open_, ended = vllm({"content": "x"})["choices"][0], vllm({}, "stop")["choices"][0]
     assert is_plain_token(compact({**vllm({}), "choices": [open_, open_]}), "org/m")
     assert not is_plain_token(compact({**vllm({}), "choices": [open_, ended]}), "org/m")
-
-
-# error bodies
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (compact({"error": NESTED}), ("engine ran out of cache", "server_error", None, 500)),
-        (compact({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}), ("m", "t", "p", "c")),
-        (compact({"object": "error", "message": "m", "type": "Bad", "code": 400}), ("m", "Bad", None, 400)),
-        (compact({"error": None, "message": "flat"}), ("flat", None, None, None)),
-        (compact({"error": "text"}), ("text", None, None, None)),
-        (compact({"detail": "Not Found"}), ("Not Found", None, None, None)),
-        (compact({"detail": [{"msg": "bad"}]}), ('[{"msg":"bad"}]', None, None, None)),
-        (compact({"error": {"message": None}}), ("fallback", None, None, None)),
-        (compact({"error": {}}), ("fallback", None, None, None)),
-        (b"upstream timed out", ("fallback", None, None, None)),
-        (b"", ("fallback", None, None, None)),
-        (b"[1]", ("fallback", None, None, None)),
-        (b'{"error":{"message":"cut', ("fallback", None, None, None)),
-        (b'{"error":{"message":"a \\ud83d b"}}', ("fallback", None, None, None)),
-        ('{"error":{"message":"größer als \\"8192\\"\\n"}}'.encode(), ('größer als "8192"\n', None, None, None)),
-        (b"[" * 5000, ("fallback", None, None, None)),
-    ],
-)  # fmt: skip
-def test_an_engines_error_in_the_one_shape(body: bytes, expected: tuple[object, ...]) -> None:
-    error = json.loads(read_error(body, "fallback").text())
-    assert list(error) == ["error"]
-    assert tuple(error["error"][key] for key in ("message", "type", "param", "code")) == expected

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.wire.facts import read_event, read_whole
+from forebay.wire.answers import read_whole
+from forebay.wire.facts import read_event
 from forebay.wire.rewrite import Rewriter
 from forebay.wire.sse import DONE, Event, render
 

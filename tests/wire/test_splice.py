@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from wire.json_texts import char, space, spellings, value_text
 
-from forebay.wire.splice import DuplicateKey, InvalidJson, Members, TooDeep, check_depth, edit, read_members
+from forebay.wire.splice import DuplicateKey, InvalidJson, Members, TooDeep, edit, read_members
 
 
 class Member(NamedTuple):
@@ -24,53 +25,6 @@ class Text(NamedTuple):
 
     raw: bytes
     members: tuple[Member, ...]
-
-
-space = st.text(" \t\n\r", max_size=3)
-char = st.one_of(
-    st.sampled_from('ab"\\/{}[]:,u0 \n'), st.characters(exclude_categories=("Cs",)), st.sampled_from("é🚀\ufeff\u2028")
-)
-
-
-@st.composite
-def spellings(draw: st.DrawFn, text: str) -> str:
-    """One of the many ways to write a string in JSON."""
-    pieces = []
-    for c in text:
-        plain = json.dumps(c, ensure_ascii=False)[1:-1]
-        escaped = json.dumps(c, ensure_ascii=True)[1:-1]
-        units = c.encode("utf-16-be")
-        hexed = "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
-        choices = [plain, escaped, hexed, hexed.upper().replace("\\U", "\\u")]
-        if c == "/":
-            choices.append("\\/")
-        pieces.append(draw(st.sampled_from(choices)))
-    return '"' + "".join(pieces) + '"'
-
-
-string_text = st.text(char, max_size=6).flatmap(spellings)
-number_text = st.sampled_from(
-    ["0", "-0", "1", "12", "1.0", "1e5", "1E+05", "-1.50e-3", "123456789012345678901234567890", "0.1000000000000000055"]
-)
-scalar_text = st.one_of(string_text, number_text, st.sampled_from(["true", "false", "null", "{}", "[]", "[ ]"]))
-
-
-def _array(items: list[tuple[str, str, str]]) -> str:
-    return "[" + ",".join(before + item + after for before, item, after in items) + "]"
-
-
-def _object(items: list[tuple[str, str, str]]) -> str:
-    # Keys by position: nested duplicates are another test's business.
-    return "{" + ",".join(f'{before}"{at}"{after}:{item}' for at, (before, item, after) in enumerate(items)) + "}"
-
-
-value_text = st.recursive(
-    scalar_text,
-    lambda inner: st.lists(st.tuples(space, inner, space), max_size=4).flatmap(
-        lambda items: st.sampled_from([_array(items), _object(items)])
-    ),
-    max_leaves=8,
-)
 
 
 def written(members: list[Member], gaps: list[str]) -> bytes:
@@ -228,92 +182,6 @@ def test_a_lone_surrogate_is_refused_or_untouched(escape: str, after: str) -> No
 
 def test_a_surrogate_pair_is_one_character() -> None:
     assert bytes(read_members(b'{"a":"\\ud83d\\ude80"}').values["a"]) == b'"\\ud83d\\ude80"'
-
-
-# depth
-
-
-def reference_depth(raw: str) -> int:
-    """Levels of arrays and objects, counted character by character."""
-    depth = deepest = 0
-    inside = escaped = False
-    for c in raw:
-        if inside:
-            inside, escaped = (escaped or c != '"'), (c == "\\" and not escaped)
-        elif c == '"':
-            inside = True
-        elif c in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif c in "]}":
-            depth -= 1
-    return deepest
-
-
-def too_deep(raw: bytes, limit: int) -> bool:
-    try:
-        check_depth(raw, limit)
-    except TooDeep:
-        return True
-    return False
-
-
-nested_text = st.recursive(
-    st.sampled_from(["1", '"[[[["', '"\\"{{{"', '"\\\\"', "{}", "[]", '""']),
-    lambda inner: st.lists(st.tuples(space, inner, space), max_size=3).flatmap(
-        lambda items: st.sampled_from([_array(items), _object(items)])
-    ),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(nested_text, space, space, st.integers(1, 8))
-def test_depth_is_the_reference_depth(value: str, before: str, after: str, limit: int) -> None:
-    raw = f'{before}{{"x":{value}}}{after}'
-    assert too_deep(raw.encode(), limit) is (reference_depth(raw) > limit)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 140), st.integers(1, 140), st.sampled_from(["[", '{"a":']), space)
-def test_depth_at_the_limit(levels: int, limit: int, opener: str, before: str) -> None:
-    closer = "]" if opener == "[" else "}"
-    raw = before + '{"x":' + opener * levels + "1" + closer * levels + "}"
-    assert too_deep(raw.encode(), limit) is (levels + 1 > limit)
-
-
-@pytest.mark.parametrize("before", [b"", b" ", b"\r\n\t "])
-@pytest.mark.parametrize("levels", [1_000, 1_025, 20_000, 1_000_000])
-def test_deep_inputs_are_too_deep_and_nothing_else(before: bytes, levels: int) -> None:
-    for raw in (
-        before + b'{"x":' + b"[" * levels + b"]" * levels + b"}",
-        before + b'{"x":' + b'{"a":' * levels + b"1" + b"}" * levels + b"}",
-    ):
-        with pytest.raises(TooDeep):
-            read_members(raw)
-            check_depth(raw, 128)
-
-
-def test_brackets_in_text_cost_nothing() -> None:
-    prompt = json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "[{" * 200_000}]}]})
-    check_depth(prompt.encode(), 128)
-    check_depth(prompt.encode(), 5)
-    assert too_deep(prompt.encode(), 4)
-
-
-def test_a_duplicate_key_does_not_hide_depth() -> None:
-    deep = b"[" * 200 + b"]" * 200
-    raw = b'{"x":{"a":' + deep + b',"a":1}}'
-    read_members(raw)
-    with pytest.raises((TooDeep, DuplicateKey)):
-        check_depth(raw, 128)
-
-
-def test_wide_bodies_stay_cheap() -> None:
-    wide = b'{"x":[' + b",".join([b'{"a":[1,{"b":[2]}]}'] * 20_000) + b"]}"
-    check_depth(wide, 128)
-    assert too_deep(wide, 5)
-    check_depth(wide, 6)
 
 
 def test_text_of_takes_null_as_absent() -> None:

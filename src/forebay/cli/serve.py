@@ -12,13 +12,10 @@ from forebay.app import DataPlane
 from forebay.clock import SystemClock
 from forebay.config.load import Address, Settings, environment, load
 from forebay.console.token import admin_token
-from forebay.engines.embedded import MODEL_ALIAS
 from forebay.errors import ConfigError
 from forebay.policy import Policy
 from forebay.processes import Child
 from forebay.startup import Plan, control_command, plan_without_file
-from forebay.upstream.connections import Connections
-from forebay.upstream.fetch import Fetcher
 
 LISTEN = Address("127.0.0.1", 7080)
 ADMIN = Address("127.0.0.1", 7081)
@@ -50,9 +47,11 @@ async def _serve(
     if settings is not None:
         plan = Plan(settings, [], [])
     else:
-        connections = Connections(loop, clock)
-        plan = await plan_without_file(Fetcher(loop, connections), listen, admin)
-        connections.close()
+        try:
+            plan = await plan_without_file(loop, clock, listen, admin)
+        except ConfigError as error:
+            print("\n".join(error.faults), file=sys.stderr)
+            return 2
     plane = DataPlane(loop, clock, plan.settings, data_dir, config)
     try:
         port = await plane.start()
@@ -65,7 +64,7 @@ async def _serve(
     await _start_control_plane(plane, plan, config, data_dir, clock)
     _greet(plan, Address(plan.settings.listen.host, port), data_dir)
     if plan.embedded_command:
-        await plane.until_serving(MODEL_ALIAS, stop)
+        await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
     await stop.wait()
     log.info("draining: running calls are finished, new ones are refused")
     await plane.stop()

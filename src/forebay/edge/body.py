@@ -4,7 +4,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.errors import Refused
-from forebay.wire import splice
+from forebay.wire import depth, splice
 from forebay.wire.endpoints import Endpoint
 
 _MAX_NAME_CHARS = 512
@@ -68,7 +68,7 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     """
     try:
         members = splice.read_members(body)
-        splice.check_depth(body, json_depth)
+        depth.check_depth(body, json_depth)
     except splice.InvalidJson as error:
         raise Refused("invalid_json", str(error)) from None
     except splice.DuplicateKey as error:

@@ -4,41 +4,23 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from forebay.clock import Clock
 from forebay.edge.render import error_body, error_headers
 from forebay.edge.reply import Reply
 from forebay.errors import ForebayError, Refused
-from forebay.policy import Limits
 from forebay.ports import Request
+
+if TYPE_CHECKING:
+    from forebay.edge.server import EdgeServer
 
 # A client may send this many requests ahead before its connection is no longer read.
 MAX_PIPELINED = 16
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 Handler = Callable[[Request, Reply], Coroutine[Any, Any, None]]
-
-
-class Owner(Protocol):
-    """What a connection needs from its server."""
-
-    clock: Clock
-    limits: Limits
-    date: bytes
-    draining: bool
-    loop: asyncio.AbstractEventLoop
-    handler: Handler
-
-    def opened(self, connection: "ClientConnection") -> bool:
-        """Register a connection; say whether it may stay."""
-        ...
-
-    def closed(self, connection: "ClientConnection") -> None:
-        """Forget a connection."""
-        ...
 
 
 class ClientConnection:
@@ -49,7 +31,7 @@ class ClientConnection:
         "_peer", "_queue", "_raw_head", "_repeated", "_reply", "_target", "_task", "since_s", "transport",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "EdgeServer") -> None:
         self._owner = owner
         self._parser = httptools.HttpRequestParser(self)
         self._peer = ""

@@ -1,12 +1,12 @@
 """How an answer ends when the engine did not end it: errors, whole or inside the stream."""
 
-from forebay.domain import FailureKind
+from forebay.domain import FailureKind, Outcome
 from forebay.edge.render import JSON, engine_error_event, error_body, error_event, error_headers
 from forebay.edge.reply import Reply
 from forebay.errors import Failed, ForebayError
 from forebay.ports import Answer, Header, Verdict
-from forebay.wire.endpoints import Shape
-from forebay.wire.facts import read_error
+from forebay.wire.answers import read_error
+from forebay.wire.endpoints import Endpoint, Shape
 
 _CODES = {
     FailureKind.CONNECT: "engine_unreachable",
@@ -23,6 +23,28 @@ _CODES = {
 }
 # How long a client should wait for an engine that says 503 without saying for how long.
 RETRY_AFTER_S = 2
+
+
+# FastAPI's and llama.cpp's words for a path that they do not have.
+_NO_SUCH_PATH = ("Not Found", "File Not Found")
+
+
+def conclude(verdict: Verdict, reply: Reply, endpoint: Endpoint) -> tuple[int, str]:
+    """Give the client the end that the tries came to; return the status that it got, and the error's code."""
+    failure = verdict.failure
+    if verdict.outcome is Outcome.OK:
+        return reply.status, ""
+    if failure is None:
+        return 499, ""
+    answer = verdict.answer
+    # What an engine says about our own credential is not the caller's business.
+    if answer is not None and failure is FailureKind.STATUS and answer.status in (401, 403):
+        failure, answer = FailureKind.CREDENTIAL, None
+    if answer is None:
+        error = error_of(failure, verdict.message)
+        end_with_error(reply, error, endpoint.shape)
+        return reply.status, error.code
+    return end_with_answer(reply, verdict, answer, endpoint)
 
 
 def error_of(failure: FailureKind, message: str) -> Failed:
@@ -44,22 +66,23 @@ def end_with_error(reply: Reply, error: ForebayError, shape: Shape) -> None:
         reply.whole(error.status, error_headers(error), error_body(error))
 
 
-def end_with_answer(reply: Reply, verdict: Verdict, answer: Answer, shape: Shape) -> None:
+def end_with_answer(reply: Reply, verdict: Verdict, answer: Answer, endpoint: Endpoint) -> tuple[int, str]:
     """Pass on an engine's own error: its status, its message and its Retry-After, in the one shape."""
     if reply.gone or reply.ended:
-        return
+        return 499, ""
     error = read_error(answer.body, f"the engine answered with status {answer.status}")
     if reply.started:
-        reply.write(engine_error_event(error.message, shape))
+        reply.write(engine_error_event(error.message, endpoint.shape))
         reply.end()
-        return
-    body = answer.body if answer.body.lstrip().startswith(b'{"error":{') else error.text()
-    if not body.startswith(b"{"):
-        body = error.text()
-    headers: list[Header] = [h for h in answer.headers if h[0] != b"content-type" and h[0] != b"retry-after"]
+        return reply.status, "engine_failed"
+    if answer.status in (404, 405, 501) and (error.message in _NO_SUCH_PATH or answer.status != 404):
+        missing = Failed("endpoint_not_supported", f"the engine of this model does not serve {endpoint.path}")
+        end_with_error(reply, missing, endpoint.shape)
+        return reply.status, missing.code
+    body = answer.body if answer.body.startswith(b'{"error":{') else error.text()
+    headers: list[Header] = [h for h in answer.headers if h[0] not in (b"content-type", b"retry-after")]
     headers.append(JSON)
-    if verdict.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % verdict.retry_after_s))
-    elif answer.status == 503:
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    if verdict.retry_after_s is not None or answer.status == 503:
+        headers.append((b"retry-after", b"%d" % (verdict.retry_after_s or RETRY_AFTER_S)))
     reply.whole(answer.status, tuple(headers), body)
+    return answer.status, "engine_failed"

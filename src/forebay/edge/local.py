@@ -12,7 +12,6 @@ from forebay.edge.render import JSON
 from forebay.edge.reply import Reply
 from forebay.edge.routes import Route
 from forebay.errors import Refused
-from forebay.identity.keys import identify
 from forebay.policy import Policy
 from forebay.ports import Header, Request
 
@@ -48,8 +47,9 @@ class _ModelCard(Struct):
 class LocalAnswers:
     """Answers routes that no engine has a part in."""
 
-    def __init__(self, insight: Insight) -> None:
+    def __init__(self, insight: Insight, identify: Callable[[Request, Policy], Tenant]) -> None:
         self._insight = insight
+        self._identify = identify
 
     def answer(self, route: Route, request: Request, reply: Reply, policy: Policy) -> None:
         """Answer one request at once."""
@@ -78,8 +78,8 @@ class LocalAnswers:
             case "preflight":
                 return 204, _preflight(request), b""
             case "model":
-                return 200, (JSON,), _encode(_model_card(route.argument, identify(request, policy), policy))
-        cards = [_ModelCard(name, policy.created) for name in _visible(identify(request, policy), policy)]
+                return 200, (JSON,), _encode(_model_card(route.argument, self._identify(request, policy), policy))
+        cards = [_ModelCard(name, policy.created) for name in _visible(self._identify(request, policy), policy)]
         return 200, (JSON,), _encode({"object": "list", "data": cards})
 
 

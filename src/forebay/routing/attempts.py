@@ -85,7 +85,7 @@ def failure_of(verdict: Verdict) -> FailureKind | None:
     """Say whether an engine's own answer is its failure, or an answer that the caller must get.
 
     Overload (429, 503), internal errors (5xx), a refused credential and `loading` are failures of the
-    engine; every other 4xx is an answer to this caller.
+    engine; every other 4xx is an answer to this caller, and so is 501: it has no such endpoint.
     """
     if verdict.failure not in (FailureKind.STATUS, FailureKind.IN_BAND) or verdict.answer is None:
         return verdict.failure
@@ -94,7 +94,7 @@ def failure_of(verdict: Verdict) -> FailureKind | None:
         return FailureKind.CREDENTIAL
     if status == 503 and b"oading" in verdict.answer.body:
         return FailureKind.LOADING
-    if status == 429 or status >= 500:
+    if status == 429 or (status >= 500 and status != 501):
         return verdict.failure
     return None
 

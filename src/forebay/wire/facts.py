@@ -1,4 +1,4 @@
-"""What an answer says: the few facts that Forebay acts on, read from events and whole bodies.
+"""What the events of chats and completions say: the few facts that Forebay acts on.
 
 Decoding goes into structs that name only those members, so that everything else is skipped, not built:
 0.25 microseconds for the event of one token.
@@ -7,39 +7,10 @@ Decoding goes into structs that name only those members, so that everything else
 import msgspec
 from msgspec import Raw, Struct
 
-from forebay.domain import Usage
 from forebay.wire.endpoints import Shape
+from forebay.wire.said import ABSENT, EventFacts, Timings, TokenCounts, given, usage_of
 from forebay.wire.sse import DONE, Event
-
-# A member of any type is read as `Raw`, empty when absent: msgspec takes `Raw | None` to mean null alone.
-_ABSENT = Raw(b"")
-
-
-class _CachedTokens(Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(Struct):
-    """The union of the usage objects of the OpenAI and Anthropic APIs."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: _CachedTokens | None = None
-    input_tokens_details: _CachedTokens | None = None
-    cache_read_input_tokens: int | None = None
-
-
-class Timings(Struct):
-    """llama.cpp's own account of one answer: tokens, and milliseconds."""
-
-    cache_n: int = 0
-    prompt_n: int = 0
-    prompt_ms: float = 0.0
-    predicted_n: int = 0
-    predicted_ms: float = 0.0
+from forebay.wire.typed import read_typed
 
 
 class _Choice(Struct):
@@ -52,107 +23,29 @@ class _ClosingChoice(Struct, gc=False):
     finish_reason: str | None = None
 
 
-class _Delta(Struct):
-    stop_reason: str | None = None
-
-
-class _Inner(Struct):
-    """`message` of an Anthropic event, `response` of a Responses event."""
-
-    model: str | None = None
-    usage: _Usage | None = None
-    error: Raw = _ABSENT
-
-
 class _Opening(Struct):
     choices: tuple[_Choice, ...] | None = None
-    usage: _Usage | None = None
-    error: Raw = _ABSENT
+    usage: TokenCounts | None = None
+    error: Raw = ABSENT
     model: str | None = None
     timings: Timings | None = None
 
 
 class _Running(Struct, gc=False):
     choices: tuple[_ClosingChoice, ...] | None = None
-    usage: _Usage | None = None
-    error: Raw = _ABSENT
+    usage: TokenCounts | None = None
+    error: Raw = ABSENT
     model: str | None = None
     timings: Timings | None = None
-
-
-class _Typed(Struct):
-    type: str = ""
-    model: str | None = None
-    usage: _Usage | None = None
-    error: Raw = _ABSENT
-    delta: Raw = _ABSENT
-    message: Raw = _ABSENT
-    response: _Inner | None = None
-
-
-class _Whole(Struct):
-    usage: _Usage | None = None
-    model: str | None = None
-    timings: Timings | None = None
-
-
-class _ErrorBody(Struct):
-    """An engine's error, nested or flat."""
-
-    error: Raw = _ABSENT
-    message: Raw = _ABSENT
-    detail: Raw = _ABSENT
-    type: Raw = _ABSENT
-    code: Raw = _ABSENT
-    param: Raw = _ABSENT
-
-
-class EventFacts(Struct, gc=False):
-    """What one event says.
-
-    Attributes:
-        carries: it brings something that a client waits for (text, reasoning, a tool call, an end).
-        finished: the finish reason that it brings.
-        usage: token counts that it brings.
-        usage_only: it is the extra chunk that `include_usage` asks for and holds nothing else.
-        error: the engine's error as JSON text.
-        done: it is the sentinel, or the last event of its API.
-        model: the model name that it states.
-        timings: the engine's own durations.
-        valid: it is JSON (or the sentinel).
-    """
-
-    carries: bool = False
-    finished: str | None = None
-    usage: Usage | None = None
-    usage_only: bool = False
-    error: bytes | None = None
-    done: bool = False
-    model: str | None = None
-    timings: Timings | None = None
-    valid: bool = True
 
 
 _opening = msgspec.json.Decoder(_Opening).decode
 _running = msgspec.json.Decoder(_Running).decode
-_typed = msgspec.json.Decoder(_Typed).decode
-_inner = msgspec.json.Decoder(_Inner).decode
-_delta = msgspec.json.Decoder(_Delta).decode
-_whole = msgspec.json.Decoder(_Whole).decode
-_error_body = msgspec.json.Decoder(_ErrorBody).decode
 _choices = msgspec.json.Decoder(tuple[_ClosingChoice, ...]).decode
 _any_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _EMPTY_VALUES = (b'""', b"null", b"[]")
 _DONE_FACTS = EventFacts(done=True)
-_TYPED_ENDS = {
-    "response.completed": "completed",
-    "response.incomplete": "incomplete",
-    "response.cancelled": "cancelled",
-}
-_TYPED_QUIET = frozenset(
-    ("ping", "message_start", "content_block_start", "response.created", "response.in_progress", "response.queued")
-)
 
 
 def read_event(event: Event, shape: Shape, *, opening: bool) -> EventFacts:
@@ -167,7 +60,7 @@ def read_event(event: Event, shape: Shape, *, opening: bool) -> EventFacts:
         return _DONE_FACTS
     try:
         if shape == "messages" or shape == "responses":
-            return _read_typed(event)
+            return read_typed(event)
         if opening:
             return _read_opening(event)
         return _read_running(event)
@@ -233,34 +126,14 @@ def _delta_carries(delta: dict[str, Raw] | None) -> bool:
 
 
 def _add_rare(facts: EventFacts, event: Event, seen: _Opening | _Running) -> None:
-    error = _given(seen.error)
+    error = given(seen.error)
     if error:
         facts.error = error
     elif event.name == b"error":
         facts.error = event.data
     facts.timings = seen.timings
-    facts.usage = _usage(seen.usage) or _usage_from_timings(seen.timings)
+    facts.usage = usage_of(seen.usage, seen.timings)
     facts.usage_only = seen.usage is not None and not seen.choices
-
-
-def _read_typed(event: Event) -> EventFacts:
-    seen = _typed(event.data)
-    kind = seen.type
-    facts = EventFacts(carries=kind not in _TYPED_QUIET, model=seen.model, usage=_usage(seen.usage))
-    if kind == "error" or event.name == b"error":
-        facts.error = _given(seen.error) or event.data
-    elif kind == "message_start" and seen.message:
-        inner = _inner(seen.message)
-        facts.model, facts.usage = inner.model, _usage(inner.usage)
-    elif kind == "message_delta" and seen.delta:
-        facts.finished = _delta(seen.delta).stop_reason
-    elif seen.response is not None:
-        facts.model, facts.usage = seen.response.model, _usage(seen.response.usage)
-        facts.finished = _TYPED_ENDS.get(kind)
-        if kind == "response.failed":
-            facts.error = _given(seen.response.error) or b"{}"
-    facts.done = kind == "message_stop" or facts.finished is not None and kind.startswith("response.")
-    return facts
 
 
 def _read_unknown(event: Event) -> EventFacts:
@@ -269,10 +142,10 @@ def _read_unknown(event: Event) -> EventFacts:
         members = _any_object(event.data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return EventFacts(valid=False)
-    error = _given(members.get("error", _ABSENT))
+    error = given(members.get("error", ABSENT))
     if not error and event.name == b"error":
         error = event.data
-    return EventFacts(carries=True, finished=_finish_of(members.get("choices", _ABSENT)), error=error or None)
+    return EventFacts(carries=True, finished=_finish_of(members.get("choices", ABSENT)), error=error or None)
 
 
 def _finish_of(choices: Raw) -> str | None:
@@ -282,101 +155,3 @@ def _finish_of(choices: Raw) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return next((reason for reason in reversed(reasons) if reason is not None), None)
-
-
-def _given(raw: Raw) -> bytes:
-    """Return a member's JSON text; empty when it is absent or null."""
-    text = bytes(raw)
-    return b"" if text == b"null" else text
-
-
-class WholeFacts(Struct, frozen=True):
-    """What a whole answer says; `valid` is whether it is a JSON object or array."""
-
-    usage: Usage | None = None
-    model: str | None = None
-    timings: Timings | None = None
-    valid: bool = True
-
-
-def read_whole(body: bytes) -> WholeFacts:
-    """Read the facts of an answer that is not streamed."""
-    try:
-        seen = _whole(body)
-    except msgspec.ValidationError:
-        return WholeFacts()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return WholeFacts(valid=False)
-    return WholeFacts(_usage(seen.usage) or _usage_from_timings(seen.timings), seen.model, seen.timings)
-
-
-def _usage(seen: _Usage | None) -> Usage | None:
-    if seen is None:
-        return None
-    prompt = seen.prompt_tokens if seen.prompt_tokens is not None else seen.input_tokens
-    completion = seen.completion_tokens if seen.completion_tokens is not None else seen.output_tokens
-    details = seen.prompt_tokens_details or seen.input_tokens_details
-    cached = details.cached_tokens if details is not None else seen.cache_read_input_tokens
-    if prompt is None and completion is None:
-        prompt = seen.total_tokens
-    return Usage(prompt or 0, completion or 0, cached)
-
-
-def _usage_from_timings(timings: Timings | None) -> Usage | None:
-    if timings is None:
-        return None
-    return Usage(timings.cache_n + timings.prompt_n, timings.predicted_n, timings.cache_n)
-
-
-def merge_usage(old: Usage | None, new: Usage) -> Usage:
-    """Combine two readings of one answer: Anthropic streams state input and output apart."""
-    if old is None:
-        return new
-    return Usage(
-        max(old.prompt_tokens, new.prompt_tokens),
-        max(old.completion_tokens, new.completion_tokens),
-        new.cached_tokens if new.cached_tokens is not None else old.cached_tokens,
-    )
-
-
-class EngineError(Struct, frozen=True):
-    """An engine's error in the one shape that clients read; values are JSON texts."""
-
-    message: str
-    type: bytes = b"null"
-    param: bytes = b"null"
-    code: bytes = b"null"
-
-    def text(self) -> bytes:
-        """Return `{"error": {...}}` as JSON."""
-        return b'{"error":{"message":%b,"type":%b,"param":%b,"code":%b}}' % (
-            msgspec.json.encode(self.message),
-            self.type,
-            self.param,
-            self.code,
-        )
-
-
-def read_error(body: bytes, fallback_message: str) -> EngineError:
-    """Read an engine's error: nested, flat, FastAPI's `detail`, or anything else."""
-    try:
-        seen = _error_body(body)
-        nested = _given(seen.error)
-        if nested:
-            if not nested.startswith(b"{"):
-                return EngineError(_text(seen.error) or fallback_message)
-            seen = _error_body(nested)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return EngineError(fallback_message)
-    message = _text(seen.message) or _text(seen.detail) or fallback_message
-    return EngineError(message, *(bytes(raw) or b"null" for raw in (seen.type, seen.param, seen.code)))
-
-
-def _text(raw: Raw) -> str:
-    text = _given(raw)
-    if not text:
-        return ""
-    try:
-        return msgspec.json.decode(text, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return text.decode(errors="replace")

@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from forebay.wire import splice, sse
-from forebay.wire.facts import EventFacts, WholeFacts
+from forebay.wire.answers import WholeFacts
+from forebay.wire.said import EventFacts
 
 NULL_USAGE = b'"usage":null'
 

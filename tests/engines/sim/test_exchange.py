@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from forebay.engines.sim.calls import read as read_call
 from forebay.engines.sim.exchange import Exchange, Stage, Work
-from forebay.engines.sim.faults import WELL
+from forebay.engines.sim.faults import WELL, AnyAction, Stall
 from forebay.engines.sim.record import Seen
 from forebay.engines.sim.shapes import Completions
 
@@ -267,11 +267,12 @@ class HandCore:
     def abort(self, seq_id: int) -> None: ...
 
 
-def test_a_slow_reader_gets_tokens_together_and_all_of_them() -> None:
+def by_hand(action: AnyAction) -> tuple[Exchange, Any, Seen]:
+    """A stream of six tokens that the test makes itself."""
     call = read_call("completions", b'{"prompt": "a", "max_tokens": 6, "stream": true}', QUICK)
     work = Work(1, 6, 0, True, False, Completions(call, QUICK, "cmpl-1", 0))
-    stage: Any = Stage(HandCore(), asyncio.new_event_loop(), lambda: 0.0, lambda seen, status: None)  # type: ignore[arg-type]
-    stage.loop.close()
+    core: Any = HandCore()
+    loop: Any = None
     seen = Seen(
         number=1,
         arrived_s=0,
@@ -284,7 +285,12 @@ def test_a_slow_reader_gets_tokens_together_and_all_of_them() -> None:
         nth=1,
     )
     connection: Any = Narrow()
-    exchange = Exchange(stage, work, WELL, seen, connection)
+    stage = Stage(core, loop, lambda: 0.0, lambda seen, status: None)
+    return Exchange(stage, work, action, seen, connection), connection, seen
+
+
+def test_a_slow_reader_gets_tokens_together_and_all_of_them() -> None:
+    exchange, connection, seen = by_hand(WELL)
     exchange.start()
     exchange.token(1, last=False)
     connection.paused = True
@@ -299,6 +305,19 @@ def test_a_slow_reader_gets_tokens_together_and_all_of_them() -> None:
     assert b'"text":" t1 t2 t3 t4 t5"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
     assert (seen.tokens, seen.ended_s) == (6, 0.0)
+
+
+def test_a_stalled_stream_stays_silent_when_its_reader_catches_up() -> None:
+    exchange, connection, seen = by_hand(Stall(after_tokens=2))
+    exchange.start()
+    connection.paused = True
+    exchange.token(3, last=False)
+    connection.paused = False
+    exchange.client_ready()
+    exchange.client_ready()
+    assert len(connection.sent) == 1
+    assert b'"text":"t0 t1"' in connection.sent[0]
+    assert seen.tokens == 2
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def test_a_step_for_seconds_begins_with_its_turn() -> None:
     ]
 
 
+def test_a_turn_that_passed_unseen_counts_from_its_own_time() -> None:
+    steps = script({"action": "loading", "for_s": 10}, {"action": "drain", "for_s": 5})
+    assert [name_of(steps.take(now)) for now in (12, 14.9, 15.5)] == ["drain", "drain", "ok"]
+
+
 def test_looking_consumes_nothing() -> None:
     steps = script({"action": "cut", "after_tokens": 3})
     assert steps.current(0) == steps.current(9) == steps.take(9) == Cut(after_tokens=3)

@@ -2,10 +2,16 @@
 
 import asyncio
 import json
+import socket
+from typing import Any
 
 import pytest
 from engines.sim.caller import QUICK, Caller, Play, chat
+from engines.sim.manual_loop import ManualLoop
 from msgspec.structs import replace
+
+from forebay.clock import ManualClock
+from forebay.engines.sim.http import FLUSH_S, Connection
 
 pytestmark = pytest.mark.integration
 
@@ -81,3 +87,49 @@ def test_http_1_0_gets_a_stream_without_chunks(play: Play) -> None:
         writer.close()
 
     play(scenario)
+
+
+def test_a_cut_waits_for_what_was_written_before_it_but_not_for_ever() -> None:
+    class Transport:
+        """A transport that never gets rid of its bytes until the test says so."""
+
+        pending = 100
+        aborted = False
+
+        def is_closing(self) -> bool:
+            return self.aborted
+
+        def get_write_buffer_size(self) -> int:
+            return self.pending
+
+        def get_extra_info(self, name: str) -> socket.socket:
+            return plug
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class App:
+        def opened(self, connection: Connection) -> int:
+            return 1
+
+    def cut(pending: int) -> tuple[Transport, ManualLoop]:
+        transport: Any = Transport()
+        transport.pending = pending
+        app: Any = App()
+        loop: Any = ManualLoop(ManualClock())
+        connection = Connection(app, loop, 5.0, lambda: b"")
+        connection.connection_made(transport)
+        connection.cut("rst")
+        return transport, loop
+
+    with socket.socket() as plug:
+        assert cut(0)[0].aborted
+        transport, loop = cut(100)
+        loop.run(0.1)
+        assert not transport.aborted
+        transport.pending = 0
+        loop.run(0.1)
+        assert transport.aborted
+        transport, loop = cut(100)
+        loop.run(2 * FLUSH_S)
+        assert transport.aborted

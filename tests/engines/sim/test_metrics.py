@@ -46,6 +46,7 @@ def test_everything_is_there_at_zero_from_the_start() -> None:
 def test_a_finished_sequence_is_in_every_histogram_of_its_kind() -> None:
     metrics = EngineMetrics(SPEC, 0.0)
     metrics.first_token(32, 0.02)
+    metrics.first_token(8, 0.2)
     metrics.next_token(0.03)
     metrics.finish(Finished(1.0, 1.5, 2.0, 5.0, 32, 4, 4, 0), "length")
     samples = page_of(metrics, EngineModel(SPEC))
@@ -55,9 +56,11 @@ def test_a_finished_sequence_is_in_every_histogram_of_its_kind() -> None:
     assert samples[f"vllm:request_prefill_time_seconds_sum{labels}"] == 0.5
     assert samples[f"vllm:request_decode_time_seconds_sum{labels}"] == 3.0
     assert samples[f"vllm:request_time_per_output_token_seconds_sum{labels}"] == 1.0
-    assert samples[f"vllm:prompt_tokens_total{labels}"] == 32
+    assert samples[f"vllm:prompt_tokens_total{labels}"] == 40
     assert samples["vllm:time_to_first_token_seconds_bucket{engine=0,le=0.02,model_name=sim}"] == 1
     assert samples["vllm:time_to_first_token_seconds_bucket{engine=0,le=0.01,model_name=sim}"] == 0
+    assert samples["vllm:time_to_first_token_seconds_bucket{engine=0,le=0.25,model_name=sim}"] == 2
+    assert samples[f"vllm:time_to_first_token_seconds_count{labels}"] == 2
 
 
 def test_a_bound_belongs_to_its_bucket() -> None:

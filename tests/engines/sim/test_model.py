@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forebay.engines.sim.model import EngineModel, Iteration, QueueFull, Seq
 from forebay.engines.sim.spec import SimSpec
@@ -78,16 +79,22 @@ def test_the_last_one_loses_its_blocks_and_computes_all_of_it_again() -> None:
     assert again.prefill_tokens > 16  # the prompt and what it had generated
 
 
+def test_nobody_is_let_in_where_somebody_had_to_leave() -> None:
+    model = EngineModel(replace(SMALL, scheduling="priority"))
+    model.submit(Seq(1, prompt_tokens=16, max_tokens=24))
+    model.submit(Seq(2, prompt_tokens=16, max_tokens=24, priority=5))
+    preempting = None
+    while preempting is None:
+        model.submit(Seq(3, prompt_tokens=4, max_tokens=1))
+        step = model.step()
+        model.abort(3)
+        preempting = step if step.preempted else None
+    assert preempting.preempted == (2,)
+    assert preempting.started == ()
+
+
 def test_under_priority_the_least_important_loses_its_blocks() -> None:
-    spec = SimSpec(
-        max_num_batched_tokens=32,
-        max_num_seqs=4,
-        kv_tokens=64,
-        block_size_tokens=4,
-        max_model_len=40,
-        scheduling="priority",
-    )
-    model = EngineModel(spec)
+    model = EngineModel(replace(SMALL, scheduling="priority"))
     model.submit(Seq(1, prompt_tokens=16, max_tokens=24, priority=5))
     model.submit(Seq(2, prompt_tokens=16, max_tokens=24, priority=0))
     assert {seq_id for step in drain(model) for seq_id in step.preempted} == {1}
@@ -167,6 +174,7 @@ def test_whatever_comes_tokens_are_conserved_and_bounds_hold(
     def check(iteration: Iteration) -> None:
         assert model.running <= spec.max_num_seqs
         assert 0 <= model.used_blocks <= spec.kv_blocks
+        assert not (iteration.preempted and iteration.started)
         assert iteration.prefill_tokens + iteration.decode_seqs <= spec.chunk_tokens
         assert len({token.seq_id for token in iteration.emitted}) == len(iteration.emitted)
         for token in iteration.emitted:

@@ -149,6 +149,8 @@ def test_usage_can_be_in_every_chunk(play: Play) -> None:
         raw = await caller.chat(stream=True, max_tokens=2, stream_options=options)
         usages = [json.loads(event)["usage"]["completion_tokens"] for event in raw.events[:-1]]
         assert usages == [0, 1, 2, 2, 2]
+        once = await caller.chat(stream=True, max_tokens=2, stream_options={"include_usage": True})
+        assert ["usage" in json.loads(event) for event in once.events[:-1]] == [False, False, False, False, True]
 
     play(scenario)
 
@@ -168,6 +170,15 @@ def test_rerank_and_score(play: Play, path: str, body: dict[str, Any], part: dic
         best = (answer.get("results") or answer["data"])[0]
         assert {key: pytest.approx(best[key]) if key == "score" else best[key] for key in part} == part
         assert answer["usage"]["prompt_tokens"] > 0
+
+    play(scenario)
+
+
+def test_a_batch_may_be_longer_than_the_model(play: Play) -> None:
+    async def scenario(caller: Caller) -> None:
+        raw = await caller.post("/v1/embeddings", {"input": ["a" * 60] * 300})
+        assert (raw.status, len(raw.json["data"]), raw.json["usage"]["prompt_tokens"]) == (200, 300, 4500)
+        assert (await caller.post("/v1/embeddings", {"input": "a" * 16_384})).status == 400
 
     play(scenario)
 

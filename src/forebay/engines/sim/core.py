@@ -33,7 +33,7 @@ class _Track:
         self.seq = seq
         self.sink = sink
         self.arrived_s = arrived_s
-        self.scheduled_s = 0.0
+        self.scheduled_s: float | None = None
         self.first_s = 0.0
         self.last_s = 0.0
         self.preemptions = 0
@@ -118,21 +118,21 @@ class Core:
                 timer.cancel()
         self._timer = self._thaw_timer = None
 
-    def _begin(self, since_s: float = 0.0) -> None:
+    def _begin(self, since_s: float | None = None) -> None:
         """Step the model and wait for the iteration to pass.
 
         Args:
-            since_s: when the iteration before it was due to end; 0 when the engine was idle or frozen.
+            since_s: when the iteration before it was due to end; None when the engine was idle or frozen.
         """
         self._timer = None
         iteration = self.model.step()
         if not iteration.duration_s:
             return
         now_s = self._clock.now_s()
-        start_s = since_s if now_s - since_s < MAX_LAG_S else now_s
+        start_s = now_s if since_s is None or now_s - since_s > MAX_LAG_S else since_s
         for seq_id in iteration.started:
             track = self._tracks.get(seq_id)
-            if track is not None and not track.scheduled_s:
+            if track is not None and track.scheduled_s is None:
                 track.scheduled_s = now_s
         for seq_id in iteration.preempted:
             if seq_id in self._tracks:
@@ -173,7 +173,7 @@ class Core:
 def _finished(track: _Track) -> Finished:
     return Finished(
         arrived_s=track.arrived_s,
-        scheduled_s=track.scheduled_s,
+        scheduled_s=track.first_s if track.scheduled_s is None else track.scheduled_s,
         first_token_s=track.first_s,
         last_token_s=track.last_s,
         prompt_tokens=track.seq.prompt_tokens,

@@ -69,7 +69,7 @@ class Iteration(Struct, frozen=True):
 
 
 class _Run:
-    """A sequence inside the engine: `computed` tokens of it are in KV."""
+    """A sequence inside the engine: while it has a slot, `computed` tokens of it are in KV."""
 
     __slots__ = ("blocks", "computed", "generated", "has_slot", "rank", "seq")
 
@@ -201,7 +201,6 @@ class EngineModel:
         self._budget += self._scheduled.pop(run, 0)
         self._leave(run)
         run.blocks = 0
-        run.computed = 0
         self._preempted.append(run.seq.seq_id)
         insort(self._waiting, run, key=_rank)
 
