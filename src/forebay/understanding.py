@@ -2,7 +2,7 @@
 
 from forebay.admission import work
 from forebay.domain import Tenant
-from forebay.edge.body import Asked
+from forebay.edge.body import Asked, text_bytes
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy
@@ -35,7 +35,7 @@ def understand(
         asked.stream,
         asked.wants_usage,
         tenant,
-        work.estimate_prompt_tokens(len(request.body)),
+        work.estimate_prompt_tokens(_prompt_bytes(request, asked, tenant)),
         work.expected_output_tokens(asked.max_tokens) if endpoint.streams else 0,
         tuple([(key, headers[key]) for key in FORWARDED if key in headers]),
         request.received_s,
@@ -62,3 +62,8 @@ def _model_of(endpoint: Endpoint, asked: Asked, tenant: Tenant, policy: Policy) 
     if tenant.models is not None and name not in tenant.models:
         raise Refused("model_not_allowed", f"this key may not use the model {name[:128]!r}", param="model")
     return model
+
+
+def _prompt_bytes(request: Request, asked: Asked, tenant: Tenant) -> int:
+    # Who pays by the token is measured by what the model reads; for the rest the whole body is near enough.
+    return len(request.body) if tenant.tokens_per_minute is None else text_bytes(asked)

@@ -286,6 +286,29 @@ def test_no_exchange_begins_while_the_client_does_not_read() -> None:
     assert len(client.requests) > 1
 
 
+def test_a_client_that_does_not_read_is_idle_however_much_it_asked_for() -> None:
+    client = Client()
+    client.connection.pause_writing()
+    client.send(get(b"/0") + get(b"/1") + b"GET /2")
+    while client.owner.exchanges and not client.owner.exchanges[-1][1].ended:
+        client.answer()
+    assert client.connection.phase == "idle"
+    client.connection.expire()
+    assert client.transport.closing
+
+
+def test_a_connection_that_cannot_be_closed_is_cut() -> None:
+    for wire in (b"", b"GET /", post(b"x" * 101), get(b"/", b"Connection: close")):
+        client = Client(SMALL)
+        client.answers_itself()
+        client.send(wire)
+        client.connection.expire()
+        assert client.transport.closing
+        assert not client.transport.aborted or wire.startswith((b"POST", b"GET / "))
+        client.connection.expire()
+        assert client.transport.aborted, wire
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([get(b"/"), post(b"{}"), b"oops\r\n\r\n", b"GET", b"\r\n"]), max_size=8), st.data())
 def test_a_connection_always_comes_to_rest(pieces: list[bytes], data: st.DataObject) -> None:

@@ -192,7 +192,7 @@ def test_what_is_shown_names_the_load_and_no_credential() -> None:
     assert repr(bench.state("a")).startswith("a in_flight=1 tokens=7 ")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("max_in_flight", [None, 2])
 def test_counts_come_back_to_zero_in_any_order(max_in_flight: int | None, data: st.DataObject) -> None:

@@ -246,37 +246,6 @@ def test_a_slow_client_slows_the_engine() -> None:
     line.connection.pause(True)
 
 
-class Pausing(Taker):
-    """Its client fills up with the last bytes of the answer."""
-
-    def __init__(self, line: Line, *, at_end: bool) -> None:
-        super().__init__()
-        self.line = line
-        self.at_end = at_end
-
-    def on_body(self, data: bytes) -> None:
-        super().on_body(data)
-        if not self.at_end:
-            self.line.connection.pause(True)
-
-    def on_end(self) -> None:
-        super().on_end()
-        if self.at_end:
-            self.line.connection.pause(True)
-
-
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("wire", [WHOLE, CHUNKED])
-def test_a_connection_is_never_given_back_without_being_read(wire: bytes, at_end: bool) -> None:
-    line = Line()
-    taker = Pausing(line, at_end=at_end)
-    line.connection.send([b"request"], taker)
-    line.feed(wire)
-    assert taker.told == [200, "end"]
-    taken = line.pool.take(line.connection.replica)
-    assert taken is None or line.transport.reading, "the next call would wait for ever"
-
-
 # reads that are passed on as they are
 
 

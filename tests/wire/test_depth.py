@@ -45,7 +45,7 @@ nested_text = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(nested_text, space, space, st.integers(1, 8))
 def test_depth_is_the_reference_depth(value: str, before: str, after: str, limit: int) -> None:
     raw = f'{before}{{"x":{value}}}{after}'

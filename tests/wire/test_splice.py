@@ -45,7 +45,7 @@ def raw_values(members: Members) -> dict[str, bytes]:
     return {key: bytes(value) for key, value in members.values.items()}
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(objects())
 def test_members_are_the_raw_texts_and_nothing_is_called_a_duplicate(text: Text) -> None:
     members = read_members(text.raw)
@@ -55,7 +55,7 @@ def test_members_are_the_raw_texts_and_nothing_is_called_a_duplicate(text: Text)
 NEW = b'{"new":[1,"\\u00e9"]}'
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(objects(), st.data())
 def test_edits_change_exactly_what_they_name(text: Text, data: st.DataObject) -> None:
     present = [m.key for m in text.members]
@@ -82,7 +82,7 @@ def test_no_edit_gives_the_same_bytes(text: Text) -> None:
     assert edit(members, same) == text.raw
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(objects(st.text(string.ascii_lowercase[:3] + '"\\:1,', min_size=1, max_size=7)), st.data())
 def test_duplicates_are_refused_however_they_are_spelled(text: Text, data: st.DataObject) -> None:
     assume(text.members)
@@ -142,7 +142,7 @@ def test_invalid_json_is_refused(raw: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=30),

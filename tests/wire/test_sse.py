@@ -84,7 +84,7 @@ soup = st.lists(
 places = st.lists(st.integers(0, 400), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(stream, soup), places)
 def test_any_cut_gives_what_the_standard_says(whole: bytes, where: list[int]) -> None:
     assert framed(whole) == expected(whole)
@@ -97,7 +97,7 @@ def test_byte_by_byte_gives_what_the_standard_says(whole: bytes) -> None:
     assert framed(*(whole[i : i + 1] for i in range(len(whole)))) == expected(whole)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(stream, soup))
 def test_what_we_write_reads_as_the_same_events(whole: bytes) -> None:
     events = framed(whole)
@@ -255,7 +255,7 @@ def test_what_is_no_lone_event(read: bytes) -> None:
     assert lone_event(read) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(stream, soup, text.map(lambda t: render(Event(t)))))
 def test_a_lone_event_reads_as_the_framer_reads_it(payload: bytes) -> None:
     found = lone_event(http_chunk(payload))

@@ -8,7 +8,7 @@ from forebay.wire import depth, splice
 from forebay.wire.endpoints import Endpoint
 
 _MAX_NAME_CHARS = 512
-_LIMIT_KEYS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_PROMPT_KEYS = ("prompt", "input", "documents", "content", "query")
 
 
 class _StreamOptions(Struct):
@@ -27,6 +27,10 @@ class _Read(Struct):
     messages: Raw = Raw()
 
 
+class _Message(Struct):
+    content: Raw = Raw()
+
+
 _EXPECTED = {
     "model": "a string",
     "stream": "true or false",
@@ -35,6 +39,7 @@ _EXPECTED = {
     "max_tokens": "a whole number",
     "max_output_tokens": "a whole number",
 }
+_read_messages = msgspec.json.Decoder(list[_Message]).decode
 _read_known = msgspec.json.Decoder(_Read).decode
 
 
@@ -67,8 +72,12 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
         Refused: `invalid_json`, `duplicate_key`, `json_too_deep`, `invalid_value`, `missing_value`.
     """
     try:
+        if not body.isascii():
+            body.decode()
         members = splice.read_members(body)
         depth.check_depth(body, json_depth)
+    except UnicodeDecodeError:
+        raise Refused("invalid_json", "the body is not UTF-8") from None
     except splice.InvalidJson as error:
         raise Refused("invalid_json", str(error)) from None
     except splice.DuplicateKey as error:
@@ -130,11 +139,21 @@ def _wants_usage(options: _StreamOptions | None, members: splice.Members) -> boo
 
 
 def _max_tokens(known: _Read) -> int | None:
-    for key, count in zip(
-        _LIMIT_KEYS, (known.max_completion_tokens, known.max_tokens, known.max_output_tokens), strict=True
-    ):
-        if count is not None:
-            if count < 0:
-                raise Refused("invalid_value", f"{key} must not be negative", param=key)
-            return count
-    return None
+    count = known.max_completion_tokens
+    if count is None:
+        count = known.max_tokens if known.max_tokens is not None else known.max_output_tokens
+    if count is not None and count < 0:
+        raise Refused("invalid_value", "the limit of output tokens must not be negative", param="max_tokens")
+    return count
+
+
+def text_bytes(asked: Asked) -> int:
+    """Return the size of what the model will read, in bytes of JSON text: contents, without their wrapping."""
+    messages = asked.members.text_of("messages")
+    if messages is not None:
+        try:
+            return sum(max(0, len(message.content) - 2) for message in _read_messages(messages))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return len(messages)
+    values = asked.members.values
+    return sum(max(0, len(values[key]) - 2) for key in _PROMPT_KEYS if key in values)

@@ -142,7 +142,9 @@ class ClientConnection:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header line."""
+        """A header line; trailers come here too, and could otherwise pass as headers."""
+        if not self._in_head:
+            return
         name = name.lower()
         if name in self._headers:
             self._repeated.add(name)

@@ -167,9 +167,10 @@ class Connection:
         self._interim = 100 <= status < 200
         if self._interim or self._receiver is None:
             return
-        framing = {name for name, _ in self._headers}
+        headers, self._headers = self._headers, []  # trailers, if any, go into a list that nobody reads
+        framing = {name for name, _ in headers}
         self._until_close = b"content-length" not in framing and b"transfer-encoding" not in framing
-        self._receiver.on_head(status, self._headers)
+        self._receiver.on_head(status, headers)
 
     def on_body(self, data: bytes) -> None:
         """A part of the body."""

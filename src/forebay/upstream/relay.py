@@ -329,6 +329,9 @@ class Relay:
         self._reply.listener = None
         connection, self._connection = self._connection, None
         if connection is not None:
+            if self._blocked_since_s:
+                # Paused for a slow client: the next call on this connection must not inherit that.
+                connection.pause(False)
             if outcome is Outcome.OK:
                 connection.release(self)
             else:
