@@ -41,7 +41,7 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/docs $(ARGS)
+	$(BIN)/python -m pytest $(wildcard tests/docs) tests/test_repository.py tests/test_architecture.py $(ARGS)
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer" \

@@ -1,5 +1,6 @@
 """Shared fixtures: gateways and scripted engines that are stopped with the test or module that started them."""
 
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,9 @@ RUNNING = pytest.StashKey[list[Gateway]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make a terminated run end as an interrupted one does: by stopping what it started."""
     config.stash[RUNNING] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

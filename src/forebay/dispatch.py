@@ -127,7 +127,7 @@ class Dispatcher:
             self._fleet.report(lease, None, answered=True)
             return verdict, None
         failure = attempts.failure_of(verdict)
-        counted = failure is not None and attempts.counts_against_replica(failure, verdict.status)
+        counted = failure is not None and attempts.counts_against_replica(failure, verdict)
         answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
         self._fleet.report(lease, failure if counted else None, answered=answered)
         if failure is not None:

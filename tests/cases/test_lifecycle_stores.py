@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -88,7 +88,7 @@ class Traffic(threading.Thread):
         while not self._over.wait(0.02):
             self.statuses.append(self._pair.post(chat(stream=False)).status)
 
-    def __enter__(self) -> "Traffic":
+    def __enter__(self) -> Self:
         self.start()
         return self
 

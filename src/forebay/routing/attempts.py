@@ -105,6 +105,11 @@ def is_context_overflow(verdict: Verdict) -> bool:
     return answer is not None and answer.status in (400, 413) and any(word in answer.body for word in _CONTEXT_WORDS)
 
 
-def counts_against_replica(failure: FailureKind, status: int) -> bool:
-    """Say whether a failure is held against the replica: overload is not, the caller's deadline is not."""
-    return status != 429 and failure is not FailureKind.TOTAL
+def counts_against_replica(failure: FailureKind, verdict: Verdict) -> bool:
+    """Say whether a failure is held against the replica.
+
+    Not overload: an engine that answers 429, or names the time of its return, is alive. Not the call's own
+    total deadline.
+    """
+    overloaded = verdict.status == 429 or (verdict.status == 503 and verdict.retry_after_s is not None)
+    return not overloaded and failure is not FailureKind.TOTAL

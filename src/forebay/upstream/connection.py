@@ -48,12 +48,13 @@ class Connection:
     """One connection to one replica; an asyncio protocol without its base class (see decisions/0002)."""
 
     __slots__ = (
-        "_at_chunk", "_draining", "_headers", "_interim", "_parser", "_pool", "_read_any", "_receiver", "_until_close",
-        "idle_since_s", "replica", "reused", "transport",
+        "_at_chunk", "_draining", "_headers", "_interim", "_parser", "_pool", "_read_any", "_receiver",
+        "_single_use", "_until_close", "idle_since_s", "replica", "reused", "transport",
     )  # fmt: skip
 
-    def __init__(self, replica: Replica, pool: Home) -> None:
+    def __init__(self, replica: Replica, pool: Home, *, single_use: bool = False) -> None:
         self.replica = replica
+        self._single_use = single_use
         self.transport: asyncio.Transport | None = None
         self.reused = False
         self.idle_since_s = 0.0
@@ -192,7 +193,7 @@ class Connection:
         receiver, self._receiver = self._receiver, None
         self._draining = self._at_chunk = False
         # Valid inside this callback only: read later it says False and every call would dial anew.
-        if self._parser.should_keep_alive():
+        if self._parser.should_keep_alive() and not self._single_use:
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()

@@ -48,21 +48,21 @@ class Connections:
             return connection
         return None
 
-    async def dial(self, replica: Replica, timeout_s: float, *, counted: bool = True) -> Connection:
+    async def dial(self, replica: Replica, timeout_s: float, *, single_use: bool = False) -> Connection:
         """Open a connection.
 
         Args:
             replica: where to.
             timeout_s: for all of it, TLS included.
-            counted: whether it shows in the metric; health polls do not.
+            single_use: for one health poll: never pooled, never counted.
 
         Raises:
             OSError: refused, unreachable, or the name is unknown.
             TimeoutError: took too long.
         """
-        if counted:
+        if not single_use:
             self.opened[replica.name] = self.opened.get(replica.name, 0) + 1
-        connection = Connection(replica, self)
+        connection = Connection(replica, self, single_use=single_use)
         context = self._tls_context() if replica.tls else None
         async with asyncio.timeout(timeout_s):
             await self._loop.create_connection(

@@ -62,7 +62,7 @@ class Fetcher:
             TimeoutError: not complete in time.
         """
         async with asyncio.timeout(timeout_s):
-            connection = await self._connections.dial(replica, timeout_s, counted=False)
+            connection = await self._connections.dial(replica, timeout_s, single_use=True)
             done: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
             try:
                 connection.send([_request(replica, path)], _Page(done))
