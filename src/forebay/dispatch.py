@@ -11,13 +11,15 @@ from forebay.edge.body import Asked
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy, Pool
-from forebay.ports import Call, Permit, Record, Reply, Verdict
+from forebay.ports import Permit, Record, Reply
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
 from forebay.routing.pool import Fleet, Lease
-from forebay.upstream.relay import Sending
+from forebay.traffic import Call, Verdict
+from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
 from forebay.wire import splice
+from forebay.wire.members import read_members
 from forebay.wire.rewrite import Rewriter
 
 _FIRST = Step("elsewhere")
@@ -179,7 +181,7 @@ def explain(call: Call, asked: Asked, model: Model, pool: Pool) -> bytes:
 def _with_usage(options: bytes | None) -> bytes:
     if options is None:
         return _INCLUDE_USAGE
-    return splice.edit(splice.read_members(options), {"include_usage": b"true"})
+    return splice.edit(read_members(options), {"include_usage": b"true"})
 
 
 def _may_fall_back(verdict: Verdict) -> bool:

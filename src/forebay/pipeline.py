@@ -21,8 +21,9 @@ from forebay.errors import ForebayError, Refused
 from forebay.identity.address import client_address
 from forebay.identity.keys import identify
 from forebay.policy import Policy, PolicyHolder
-from forebay.ports import Call, Gate, Permit, Request
+from forebay.ports import Gate, Permit
 from forebay.recording.record import CallRecord, Recorder
+from forebay.traffic import Call, Request
 from forebay.understanding import request_id, understand
 from forebay.wire.endpoints import Endpoint
 

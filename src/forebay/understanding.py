@@ -2,11 +2,12 @@
 
 from forebay.admission import work
 from forebay.domain import Tenant
-from forebay.edge.body import Asked, text_bytes
+from forebay.edge.body import Asked
+from forebay.edge.prompt import text_bytes
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy
-from forebay.ports import Call, Request
+from forebay.traffic import Call, Request
 from forebay.wire.endpoints import Endpoint
 
 # What engines may see of a client's headers: a closed list, so that no credential, no cookie and no header

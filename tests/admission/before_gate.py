@@ -9,7 +9,7 @@ from forebay.admission.gate import LocalGate, LocalPermit
 from forebay.clock import ManualClock
 from forebay.domain import Replica, Tenant
 from forebay.policy import Policy, Pool
-from forebay.ports import Call
+from forebay.traffic import Call
 from forebay.wire.endpoints import BY_PATH
 
 TENANT = Tenant("a")

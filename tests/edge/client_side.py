@@ -8,7 +8,7 @@ from forebay.clock import ManualClock
 from forebay.edge.connection import ClientConnection
 from forebay.edge.reply import Reply
 from forebay.policy import Limits
-from forebay.ports import Request
+from forebay.traffic import Request
 
 DATE = b"Mon, 30 Nov 2026 12:00:00 GMT"
 HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) ([^\r\n]*)\r\n((?:[^\r\n:]+: [^\r\n]*\r\n)*)\r\n")

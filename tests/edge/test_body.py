@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.edge.body import Asked, read, text_bytes
+from forebay.edge.body import Asked, read
+from forebay.edge.prompt import text_bytes
 from forebay.errors import Refused
 from forebay.wire.endpoints import BY_PATH, Endpoint
 

@@ -10,7 +10,7 @@ from forebay.domain import FailureKind, Outcome
 from forebay.edge.ending import RETRY_AFTER_S, conclude, end_with_answer, end_with_error, error_of
 from forebay.edge.reply import Reply
 from forebay.errors import CODES, ForebayError, Refused
-from forebay.ports import Answer, Header, Verdict
+from forebay.traffic import Answer, Header, Verdict
 from forebay.wire.endpoints import ENDPOINTS, Endpoint, Shape
 from forebay.wire.sse import Event, Framer
 

@@ -13,7 +13,7 @@ from forebay.edge.reply import Reply
 from forebay.edge.routes import find
 from forebay.identity.keys import identify
 from forebay.policy import Model, Policy
-from forebay.ports import Request
+from forebay.traffic import Request
 
 MODELS = {"m": Model("m", "main"), "org/n": Model("org/n", "main")}
 TENANTS = {hashlib.sha256(b"key-A").digest(): Tenant("a", models=frozenset(("m",)))}

@@ -12,7 +12,7 @@ from forebay.edge.connection import ClientConnection
 from forebay.edge.reply import Reply
 from forebay.edge.server import EdgeServer
 from forebay.policy import Limits, Policy
-from forebay.ports import Request
+from forebay.traffic import Request
 
 
 class IdleLoop:

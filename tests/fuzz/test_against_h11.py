@@ -15,7 +15,7 @@ import pytest
 from edge.client_side import Client
 from fuzz import grammar
 
-from forebay.ports import Request
+from forebay.traffic import Request
 
 QUICK, FULL = 20_000, 100_000
 

@@ -8,7 +8,7 @@ from forebay.domain import Tenant
 from forebay.errors import Refused
 from forebay.identity.keys import KEYLESS, identify
 from forebay.policy import Policy
-from forebay.ports import Request
+from forebay.traffic import Request
 
 A, B = Tenant("a"), Tenant("b", models=frozenset(("m",)))
 KEYED = Policy({}, {}, {hashlib.sha256(b"key-A").digest(): A, hashlib.sha256(b"key-B").digest(): B})

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.domain import FailureKind, Outcome
-from forebay.ports import Answer, Verdict
 from forebay.routing.attempts import (
     MAX_PAUSE_S,
     MAX_TRIES,
@@ -16,6 +15,7 @@ from forebay.routing.attempts import (
     is_context_overflow,
     next_step,
 )
+from forebay.traffic import Answer, Verdict
 
 K = FailureKind
 

@@ -7,10 +7,12 @@ from edge.client_side import FakeTransport
 from forebay.clock import ManualClock
 from forebay.domain import FailureKind, Replica, Tenant, Usage
 from forebay.policy import Stream, Timeouts
-from forebay.ports import Call, Header, ReplyListener, Verdict
+from forebay.ports import ReplyListener
+from forebay.traffic import Call, Header, Verdict
 from forebay.upstream.connection import Connection
 from forebay.upstream.connections import Connections
-from forebay.upstream.relay import Relay, Sending
+from forebay.upstream.deadlines import Sending
+from forebay.upstream.relay import Relay
 from forebay.wire.endpoints import BY_PATH
 from forebay.wire.rewrite import Rewriter
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from upstream.engine_side import HEAD, LAST, Line
 
 from forebay.domain import FailureKind
-from forebay.ports import Header
+from forebay.traffic import Header
 
 
 class Taker:

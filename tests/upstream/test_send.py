@@ -13,7 +13,7 @@ from upstream.engine_side import HEAD, LAST, FakeRecord, FakeReply, call_of, sen
 from forebay.clock import SystemClock
 from forebay.domain import FailureKind, Outcome, Replica
 from forebay.policy import Timeouts
-from forebay.ports import Call, Verdict
+from forebay.traffic import Call, Verdict
 from forebay.upstream.send import JOIN_BYTES, Upstream
 
 pytestmark = pytest.mark.integration

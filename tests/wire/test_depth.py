@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wire.json_texts import array_text, object_text, space
 
 from forebay.wire.depth import check_depth
-from forebay.wire.splice import DuplicateKey, TooDeep, read_members
+from forebay.wire.members import DuplicateKey, TooDeep, read_members
 
 
 def reference_depth(raw: str) -> int:

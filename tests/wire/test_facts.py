@@ -9,8 +9,9 @@ from forebay.domain import Usage
 from forebay.wire.answers import read_error
 from forebay.wire.endpoints import Shape
 from forebay.wire.facts import is_plain_token, read_event
-from forebay.wire.said import EventFacts, Timings, merge_usage
+from forebay.wire.said import EventFacts, Timings
 from forebay.wire.sse import Event
+from forebay.wire.usage import merge_usage
 
 
 def compact(payload: object) -> bytes:

@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wire.json_texts import char, space, spellings, value_text
 
-from forebay.wire.splice import DuplicateKey, InvalidJson, Members, TooDeep, edit, read_members
+from forebay.wire.members import DuplicateKey, InvalidJson, Members, TooDeep, read_members
+from forebay.wire.splice import edit
 
 
 class Member(NamedTuple):

@@ -8,7 +8,7 @@ from forebay.admission.quota import Denied, Quota, Reservation
 from forebay.clock import Clock
 from forebay.errors import Refused
 from forebay.policy import Policy, Pool
-from forebay.ports import Call
+from forebay.traffic import Call
 
 _DENIALS = {
     "concurrency_limit": "this key already has as many calls in flight as it may",

@@ -4,11 +4,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.errors import Refused
-from forebay.wire import depth, splice
+from forebay.wire import depth
 from forebay.wire.endpoints import Endpoint
+from forebay.wire.members import DuplicateKey, InvalidJson, Members, TooDeep, read_members
 
 _MAX_NAME_CHARS = 512
-_PROMPT_KEYS = ("prompt", "input", "documents", "content", "query")
 
 
 class _StreamOptions(Struct):
@@ -27,10 +27,6 @@ class _Read(Struct):
     messages: Raw = Raw()
 
 
-class _Message(Struct):
-    content: Raw = Raw()
-
-
 _EXPECTED = {
     "model": "a string",
     "stream": "true or false",
@@ -39,7 +35,6 @@ _EXPECTED = {
     "max_tokens": "a whole number",
     "max_output_tokens": "a whole number",
 }
-_read_messages = msgspec.json.Decoder(list[_Message]).decode
 _read_known = msgspec.json.Decoder(_Read).decode
 
 
@@ -53,7 +48,7 @@ class Asked(Struct, frozen=True):
         max_tokens: the client's own cap of the output.
     """
 
-    members: splice.Members
+    members: Members
     model: str
     stream: bool
     wants_usage: bool
@@ -74,15 +69,15 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     try:
         if not body.isascii():
             body.decode()
-        members = splice.read_members(body)
+        members = read_members(body)
         depth.check_depth(body, json_depth)
     except UnicodeDecodeError:
         raise Refused("invalid_json", "the body is not UTF-8") from None
-    except splice.InvalidJson as error:
+    except InvalidJson as error:
         raise Refused("invalid_json", str(error)) from None
-    except splice.DuplicateKey as error:
+    except DuplicateKey as error:
         raise Refused("duplicate_key", str(error), param=error.key[:64]) from None
-    except splice.TooDeep:
+    except TooDeep:
         raise Refused("json_too_deep", f"the body is nested deeper than {json_depth} levels") from None
     known = _known(body, members)
     if endpoint.shape in ("chat", "messages"):
@@ -97,7 +92,7 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     )
 
 
-def _known(body: bytes, members: splice.Members) -> _Read:
+def _known(body: bytes, members: Members) -> _Read:
     try:
         known = _read_known(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -107,7 +102,7 @@ def _known(body: bytes, members: splice.Members) -> _Read:
     return known
 
 
-def _fault_of(members: splice.Members) -> Refused:
+def _fault_of(members: Members) -> Refused:
     """Find the member that could not be read: each is tried alone."""
     for key, expected in _EXPECTED.items():
         text = members.text_of(key)
@@ -127,13 +122,13 @@ def _check_messages(messages: Raw) -> None:
         raise Refused("invalid_value", "messages must be an array", param="messages")
 
 
-def _wants_usage(options: _StreamOptions | None, members: splice.Members) -> bool:
+def _wants_usage(options: _StreamOptions | None, members: Members) -> bool:
     if options is None:
         return False
     try:
         # A doubled include_usage could be read two ways.
-        splice.read_members(members.text_of("stream_options") or b"{}")
-    except splice.DuplicateKey as error:
+        read_members(members.text_of("stream_options") or b"{}")
+    except DuplicateKey as error:
         raise Refused("duplicate_key", str(error), param="stream_options") from None
     return options.include_usage is True
 
@@ -145,15 +140,3 @@ def _max_tokens(known: _Read) -> int | None:
     if count is not None and count < 0:
         raise Refused("invalid_value", "the limit of output tokens must not be negative", param="max_tokens")
     return count
-
-
-def text_bytes(asked: Asked) -> int:
-    """Return the size of what the model will read, in bytes of JSON text: contents, without their wrapping."""
-    messages = asked.members.text_of("messages")
-    if messages is not None:
-        try:
-            return sum(max(0, len(message.content) - 2) for message in _read_messages(messages))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return len(messages)
-    values = asked.members.values
-    return sum(max(0, len(values[key]) - 2) for key in _PROMPT_KEYS if key in values)

@@ -1,7 +1,6 @@
 """One client connection: strict HTTP/1.1 in, one exchange at a time out."""
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -10,15 +9,15 @@ import httptools
 
 from forebay.edge.render import error_body, error_headers
 from forebay.edge.reply import Reply
+from forebay.edge.upgrade import without_upgrade
 from forebay.errors import ForebayError, Refused
-from forebay.ports import Request
+from forebay.traffic import Request
 
 if TYPE_CHECKING:
     from forebay.edge.server import EdgeServer
 
 # A client may send this many requests ahead before its connection is no longer read.
 MAX_PIPELINED = 16
-_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 Handler = Callable[[Request, Reply], Coroutine[Any, Any, None]]
 
@@ -99,8 +98,8 @@ class ClientConnection:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data, upgrade)
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade(data)
         except httptools.HttpParserError as error:
             self._fault = self._fault or Refused("bad_request", f"not valid HTTP/1.1: {_reason(error)}")
         if self._in_head and self._head_bytes > self._owner.limits.header_bytes:
@@ -245,23 +244,15 @@ class ClientConnection:
         reply.whole(fault.status, error_headers(fault), error_body(fault))
         self.transport.close()
 
-    def _ignore_upgrade(self, data: bytes, upgrade: Exception) -> None:
-        """Serve a request that offers h2c or websocket as plain HTTP/1.1; the offer may be declined.
-
-        The parser stops behind such a head, so the request is parsed again without the offer; that needs
-        the whole request in one read, which is how the clients that do this send it.
-        """
-        if self._parser.get_method() == b"CONNECT" or self._head_bytes != len(data):
-            self._fault = Refused("bad_request", "protocol upgrades are not offered")
-            return
-        head, _, rest = data.partition(b"\r\n\r\n")
-        plain = _UPGRADE.sub(b"", head)
+    def _ignore_upgrade(self, data: bytes) -> None:
+        """Parse a request that offers h2c or websocket again, without the offer."""
+        plain = without_upgrade(data) if self._head_bytes == len(data) else None
         self._parser = httptools.HttpRequestParser(self)
         self._reset()
-        if plain == head:
-            self._fault = Refused("bad_request", f"protocol upgrades are not offered ({_reason(upgrade)})")
-            return
-        self.data_received(plain + b"\r\n\r\n" + rest)
+        if plain is None:
+            self._fault = Refused("bad_request", "protocol upgrades are not offered")
+        else:
+            self.data_received(plain)
 
     def _head_size(self) -> int:
         return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())

@@ -13,7 +13,7 @@ from forebay.edge.reply import Reply
 from forebay.edge.routes import Route
 from forebay.errors import Refused
 from forebay.policy import Policy
-from forebay.ports import Header, Request
+from forebay.traffic import Header, Request
 
 _encode = msgspec.json.Encoder().encode
 _ALLOWED_METHODS = b"GET, POST, OPTIONS"

@@ -4,7 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from forebay.errors import ForebayError
-from forebay.ports import Header
+from forebay.traffic import Header
 from forebay.wire.endpoints import Shape
 
 REASONS = {

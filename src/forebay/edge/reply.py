@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from forebay.edge.render import status_line
-from forebay.ports import Header, ReplyListener
+from forebay.ports import ReplyListener
+from forebay.traffic import Header
 
 # Hop-by-hop headers, and those that Forebay writes itself. Source: RFC 9110, 7.6.1.
 DROPPED = frozenset((

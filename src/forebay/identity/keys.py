@@ -6,7 +6,7 @@ from typing import Final
 from forebay.domain import Tenant
 from forebay.errors import Refused
 from forebay.policy import Policy
-from forebay.ports import Request
+from forebay.traffic import Request
 
 KEYLESS: Final = Tenant("default")
 _LOOPBACK_HOSTS = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))

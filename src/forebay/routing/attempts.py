@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from forebay.domain import FailureKind
-from forebay.ports import Verdict
+from forebay.traffic import Verdict
 
 # A caller waits for an engine that names its own pause up to this long; beyond, the pause is passed on.
 MAX_PAUSE_S = 5.0

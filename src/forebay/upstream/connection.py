@@ -1,47 +1,16 @@
 """One keep-alive connection to one engine: HTTP/1.1, one answer at a time."""
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
 
 from forebay.domain import FailureKind, Replica
-from forebay.ports import Header
+from forebay.ports import Receiver
+from forebay.traffic import Header
 
-
-class Home(Protocol):
-    """Where a connection goes when its answer is complete: the pool."""
-
-    def give_back(self, connection: "Connection") -> None:
-        """Keep it for the next call."""
-
-    def drain(self, connection: "Connection") -> None:
-        """Watch it while the rest of its answer is read and dropped."""
-
-    def forget(self, connection: "Connection") -> None:
-        """Drop it: it has ended."""
-
-
-class Receiver(Protocol):
-    """Who takes one answer; each answer ends with `on_end` or `on_lost`, once."""
-
-    def on_head(self, status: int, headers: list[Header]) -> None:
-        """The head arrived (interim 1xx answers are left out)."""
-
-    def takes(self, read: bytes) -> bool:
-        """Take a whole read that begins where a chunk of the body begins, or leave it to the parser.
-
-        Only a read that is exactly one chunk may be taken: the parser never learns of it.
-        """
-
-    def on_body(self, data: bytes) -> None:
-        """A part of the body arrived, de-chunked."""
-
-    def on_end(self) -> None:
-        """The answer is complete."""
-
-    def on_lost(self, kind: FailureKind) -> None:
-        """The connection ended, or spoke no HTTP, before the answer was complete."""
+if TYPE_CHECKING:
+    from forebay.upstream.connections import Connections
 
 
 class Connection:
@@ -52,7 +21,7 @@ class Connection:
         "_single_use", "_until_close", "idle_since_s", "replica", "reused", "transport",
     )  # fmt: skip
 
-    def __init__(self, replica: Replica, pool: Home, *, single_use: bool = False) -> None:
+    def __init__(self, replica: Replica, pool: "Connections", *, single_use: bool = False) -> None:
         self.replica = replica
         self._single_use = single_use
         self.transport: asyncio.Transport | None = None

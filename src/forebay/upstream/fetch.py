@@ -3,7 +3,7 @@
 import asyncio
 
 from forebay.domain import FailureKind, Replica
-from forebay.ports import Header
+from forebay.traffic import Header
 from forebay.upstream.connections import Connections
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024

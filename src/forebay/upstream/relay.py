@@ -9,16 +9,16 @@ whatever still arrives is dropped. An engine's error event is never passed on fi
 import asyncio
 from typing import Literal
 
-from msgspec import Struct
-
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome
-from forebay.policy import Stream, Timeouts
-from forebay.ports import Answer, Call, Header, Record, Reply, Verdict
+from forebay.ports import Record, Reply
+from forebay.traffic import Answer, Call, Header, Verdict
 from forebay.upstream.connection import Connection
-from forebay.upstream.whole import error_in_band, is_event_stream, is_json, retry_after_s
+from forebay.upstream.deadlines import MESSAGES, Sending, Times, due
+from forebay.upstream.whole import error_in_band, is_event_stream, is_json, retry_after_s, send_whole
 from forebay.wire import answers, facts, rewrite, sse
-from forebay.wire.said import EventFacts, Timings, merge_usage
+from forebay.wire.said import EventFacts, Timings
+from forebay.wire.usage import merge_usage
 
 # What may be held back before the first content: role chunks, Anthropic's and Responses' preambles.
 MAX_HELD_EVENTS = 64
@@ -26,29 +26,6 @@ MAX_ERROR_BYTES = 1_048_576
 PING = b": keep-alive\n\n"
 _EVENT_STREAM: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 _DONE = sse.render(sse.Event(sse.DONE))
-_TIMEOUTS = (FailureKind.TOTAL, FailureKind.STALL, FailureKind.FIRST_BYTE)
-
-
-class Sending(Struct, frozen=True):
-    """What all tries of a call on one model have in common.
-
-    Attributes:
-        pool: its name.
-        body: the request's.
-        timeouts: deadlines of the model, in seconds.
-        stream: how streams are kept alive and ended.
-        max_answer_bytes: bound of an answer that is not streamed.
-        rewriter: turns the engine's events and bodies into the client's.
-        sends_done: whether streams of this endpoint end with the `[DONE]` sentinel.
-    """
-
-    pool: str
-    body: bytes
-    timeouts: Timeouts
-    stream: Stream
-    max_answer_bytes: int
-    rewriter: rewrite.Rewriter
-    sends_done: bool
 
 
 class Relay:
@@ -170,30 +147,17 @@ class Relay:
 
     def tick(self, now_s: float) -> None:
         """Check the deadlines; called about ten times a second."""
-        stream = self._sending.stream
-        if self._finished_at_s:
-            if now_s - self._finished_at_s > stream.done_grace_s:
+        times = Times(self._started_s, self._last_s, self._blocked_since_s, self._finished_at_s, self._call.deadline_s)
+        match due(times, now_s, self._sending, streamed=self._call.stream, committed=self.committed):
+            case "finish":
                 self._finish_stream()
-        elif self._blocked_since_s:
-            if now_s - self._blocked_since_s > stream.write_stall_s:
+            case "cut":
                 self._settle(Outcome.CLIENT_CLOSED, None, message="the client took nothing for write_stall_s")
                 self._reply.abort()
-        elif now_s > self._call.deadline_s:
-            self._fail(FailureKind.TOTAL, "the answer took longer than total_s")
-        elif self.committed:
-            if now_s - self._last_s > self._sending.timeouts.stall_s:
-                self._fail(FailureKind.STALL, "the engine fell silent in the middle of its answer")
-        elif self._waits_too_long(now_s):
-            self._fail(FailureKind.FIRST_BYTE, "the engine sent nothing within first_byte_s")
-        elif self._call.stream and stream.ping_s and now_s - self._last_s > stream.ping_s:
-            self._ping(now_s)
-
-    def _waits_too_long(self, now_s: float) -> bool:
-        # A whole answer's first byte comes when its last token is made, so the default, meant for the
-        # first token, does not bind it; an operator who sets the deadline means both.
-        timeouts = self._sending.timeouts
-        bound = self._call.stream or timeouts.first_byte_for_whole
-        return bound and now_s - self._started_s > timeouts.first_byte_s
+            case "ping":
+                self._ping(now_s)
+            case FailureKind() as late:
+                self._fail(late, MESSAGES[late])
 
     def _ping(self, now_s: float) -> None:
         """Keep proxies on the way from giving up; from here on errors travel inside the stream."""
@@ -292,13 +256,7 @@ class Relay:
         self._note_timings(seen.timings)
         self._record.first_token()
         self.committed = True
-        body = self._sending.rewriter.body(body, seen)
-        if self._reply.started:
-            # A ping has opened an event stream, but the engine answered whole: its body is the one event.
-            self._reply.write(b"data: %b\n\n" % body.replace(b"\n", b" "))
-        else:
-            self._reply.head(self._status, tuple(self._headers), len(body))
-            self._reply.write(body)
+        send_whole(self._reply, self._status, tuple(self._headers), self._sending.rewriter.body(body, seen))
         self._settle(Outcome.OK, None)
         self._reply.end()
 
@@ -310,7 +268,7 @@ class Relay:
     # ends
 
     def _fail(self, kind: FailureKind, message: str) -> None:
-        outcome = Outcome.TIMEOUT if kind in _TIMEOUTS else Outcome.ENGINE_ERROR
+        outcome = Outcome.TIMEOUT if kind in MESSAGES else Outcome.ENGINE_ERROR
         self._settle(Outcome.TRUNCATED if kind is FailureKind.TRUNCATED else outcome, kind, message=message)
 
     def _settle(

@@ -4,10 +4,12 @@ import asyncio
 
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome, Replica
-from forebay.ports import Call, Record, Reply, Verdict
+from forebay.ports import Record, Reply
+from forebay.traffic import Call, Verdict
 from forebay.upstream.connection import Connection
 from forebay.upstream.connections import Connections
-from forebay.upstream.relay import Relay, Sending
+from forebay.upstream.deadlines import Sending
+from forebay.upstream.relay import Relay
 
 # Below this size head and body are joined into one write; above, copying costs more than a second part.
 JOIN_BYTES = 65_536

@@ -1,6 +1,7 @@
 """What the head of an answer says about its body, and errors that stand in for one."""
 
-from forebay.ports import Answer, Header
+from forebay.ports import Reply
+from forebay.traffic import Answer, Header
 from forebay.wire.answers import EngineError, read_error
 
 
@@ -31,3 +32,13 @@ def error_in_band(error: bytes) -> tuple[str, Answer]:
 def _status_in(error: EngineError) -> int:
     """The HTTP status that an error event means: vLLM refuses streams with 200 and a code inside."""
     return int(error.code) if error.code.isdigit() and 400 <= int(error.code) < 600 else 502
+
+
+def send_whole(reply: Reply, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+    """Give the client an answer that came whole."""
+    if reply.started:
+        # A ping has opened an event stream, but the engine answered whole: its body is the one event.
+        reply.write(b"data: %b\n\n" % body.replace(b"\n", b" "))
+    else:
+        reply.head(status, headers, len(body))
+        reply.write(body)

@@ -4,7 +4,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.domain import Usage
-from forebay.wire.said import ABSENT, Timings, TokenCounts, given, usage_of
+from forebay.wire.said import ABSENT, Timings, given
+from forebay.wire.usage import TokenCounts, usage_of
 
 
 class _Whole(Struct):

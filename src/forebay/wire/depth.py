@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Raw
 
-from forebay.wire.splice import InvalidJson, TooDeep, read_members
+from forebay.wire.members import InvalidJson, TooDeep, read_members
 
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _OPENERS = (b"[", b"{")

@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.wire.endpoints import Shape
-from forebay.wire.said import ABSENT, EventFacts, Timings, TokenCounts, given, usage_of
+from forebay.wire.said import ABSENT, EventFacts, Timings, given
 from forebay.wire.sse import DONE, Event
 from forebay.wire.typed import read_typed
+from forebay.wire.usage import TokenCounts, usage_of
 
 
 class _Choice(Struct):

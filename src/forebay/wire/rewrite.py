@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from forebay.wire import splice, sse
 from forebay.wire.answers import WholeFacts
+from forebay.wire.members import DuplicateKey, InvalidJson, TooDeep, read_members
 from forebay.wire.said import EventFacts
 
 NULL_USAGE = b'"usage":null'
@@ -53,7 +54,7 @@ def _rename(text: bytes, old: str, new: str) -> bytes:
     if text.count(needle) == 1:
         return text.replace(needle, b'"model":' + msgspec.json.encode(new))
     try:
-        members = splice.read_members(text)
-    except (splice.InvalidJson, splice.DuplicateKey, splice.TooDeep):
+        members = read_members(text)
+    except (InvalidJson, DuplicateKey, TooDeep):
         return text
     return splice.edit(members, {"model": msgspec.json.encode(new)}) if "model" in members.values else text

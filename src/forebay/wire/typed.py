@@ -3,8 +3,9 @@
 import msgspec
 from msgspec import Raw, Struct
 
-from forebay.wire.said import ABSENT, EventFacts, TokenCounts, given, usage_of
+from forebay.wire.said import ABSENT, EventFacts, given
 from forebay.wire.sse import Event
+from forebay.wire.usage import TokenCounts, usage_of
 
 
 class _Delta(Struct):

@@ -1,0 +1,80 @@
+"""What is due in a try: a pure decision from times and terms."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from forebay.domain import FailureKind
+from forebay.policy import Stream, Timeouts
+from forebay.wire.rewrite import Rewriter
+
+MESSAGES = {
+    FailureKind.TOTAL: "the answer took longer than total_s",
+    FailureKind.STALL: "the engine fell silent in the middle of its answer",
+    FailureKind.FIRST_BYTE: "the engine sent nothing within first_byte_s",
+}
+
+
+class Sending(Struct, frozen=True):
+    """What all tries of a call on one model have in common.
+
+    Attributes:
+        pool: its name.
+        body: the request's.
+        timeouts: deadlines of the model, in seconds.
+        stream: how streams are kept alive and ended.
+        max_answer_bytes: bound of an answer that is not streamed.
+        rewriter: turns the engine's events and bodies into the client's.
+        sends_done: whether streams of this endpoint end with the `[DONE]` sentinel.
+    """
+
+    pool: str
+    body: bytes
+    timeouts: Timeouts
+    stream: Stream
+    max_answer_bytes: int
+    rewriter: Rewriter
+    sends_done: bool
+
+
+class Times(Struct, frozen=True):
+    """Where a try stands, in monotonic seconds; 0 means not yet."""
+
+    started_s: float
+    last_s: float
+    blocked_since_s: float
+    finished_at_s: float
+    deadline_s: float
+
+
+def due(
+    times: Times, now_s: float, terms: Sending, *, streamed: bool, committed: bool
+) -> Literal["finish", "cut", "ping"] | FailureKind | None:
+    """Say what must happen now.
+
+    Args:
+        times: where the try stands.
+        now_s: monotonic seconds.
+        terms: its deadlines.
+        streamed: the client asked for a stream.
+        committed: the client has been sent something.
+
+    Returns:
+        `finish` a stream that lacks only its sentinel, `cut` a client that takes nothing, `ping` a client
+        that waits, a failure of the engine, or None.
+    """
+    if times.finished_at_s:
+        return "finish" if now_s - times.finished_at_s > terms.stream.done_grace_s else None
+    if times.blocked_since_s:
+        return "cut" if now_s - times.blocked_since_s > terms.stream.write_stall_s else None
+    if now_s > times.deadline_s:
+        return FailureKind.TOTAL
+    silence_s = now_s - times.last_s
+    if committed:
+        return FailureKind.STALL if silence_s > terms.timeouts.stall_s else None
+    # A whole answer's first byte comes when its last token is made, so the default, meant for the first
+    # token, does not bind it; an operator who sets the deadline means both.
+    bound = streamed or terms.timeouts.first_byte_for_whole
+    if bound and now_s - times.started_s > terms.timeouts.first_byte_s:
+        return FailureKind.FIRST_BYTE
+    return "ping" if streamed and terms.stream.ping_s and silence_s > terms.stream.ping_s else None

@@ -1,0 +1,51 @@
+"""Token counts as engines state them: OpenAI's, Anthropic's, and llama.cpp's timings."""
+
+from msgspec import Struct
+
+from forebay.domain import Usage
+from forebay.wire.said import Timings
+
+
+class CachedTokens(Struct):
+    """The part of a prompt that needed no work."""
+
+    cached_tokens: int | None = None
+
+
+class TokenCounts(Struct):
+    """The union of the usage objects of the OpenAI and Anthropic APIs."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: CachedTokens | None = None
+    input_tokens_details: CachedTokens | None = None
+    cache_read_input_tokens: int | None = None
+
+
+def usage_of(counts: TokenCounts | None, timings: Timings | None = None) -> Usage | None:
+    """Read the tokens that an answer states, in either form; None when it states none."""
+    if counts is None:
+        if timings is None:
+            return None
+        return Usage(timings.cache_n + timings.prompt_n, timings.predicted_n, timings.cache_n)
+    prompt = counts.prompt_tokens if counts.prompt_tokens is not None else counts.input_tokens
+    completion = counts.completion_tokens if counts.completion_tokens is not None else counts.output_tokens
+    details = counts.prompt_tokens_details or counts.input_tokens_details
+    cached = details.cached_tokens if details is not None else counts.cache_read_input_tokens
+    if prompt is None and completion is None:
+        prompt = counts.total_tokens
+    return Usage(prompt or 0, completion or 0, cached)
+
+
+def merge_usage(old: Usage | None, new: Usage) -> Usage:
+    """Combine two readings of one answer: Anthropic streams state input and output apart."""
+    if old is None:
+        return new
+    return Usage(
+        max(old.prompt_tokens, new.prompt_tokens),
+        max(old.completion_tokens, new.completion_tokens),
+        new.cached_tokens if new.cached_tokens is not None else old.cached_tokens,
+    )
