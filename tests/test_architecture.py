@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parent.parent
 SRC = REPO / "src"
 PACKAGE = SRC / "forebay"
 
-GROUND = frozenset({"domain", "policy", "errors", "ports", "clock", "wire"})
+GROUND = frozenset({"domain", "policy", "errors", "traffic", "ports", "clock", "wire"})
 PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
 
 PATH_UNITS = (
@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset({"domain"}),
     "policy": frozenset({"domain"}),
     "wire": frozenset({"domain", "errors"}),
+    "traffic": frozenset({"domain", "wire"}),
     "ports": GROUND - {"ports"},
     "processes": GROUND,
     "edge": GROUND,

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -65,8 +65,12 @@ class Engines:
         for server in self:
             self._thread.run(server.close())
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[SimServer]:
         return (server for servers in self._by_pool.values() for server in servers)
+
+    def of(self, pool: str) -> list[SimServer]:
+        """The engines of a pool, in the order of their start."""
+        return self._by_pool[pool]
 
     def pools(self, **settings: Document) -> dict[str, Document]:
         """The section `pools` of a configuration; further settings by pool."""

@@ -122,7 +122,6 @@ class Load:
             )
 
     async def _run(self) -> None:
-        self._over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for number in range(self._streams):
                 group.create_task(self._stream(number))

@@ -189,6 +189,11 @@ def test_12_a_prompt_that_does_not_fit(status: int, body: bytes, overflow: bool)
 
 @pytest.mark.parametrize("failure", K)
 def test_what_counts_against_a_replica(failure: K) -> None:
-    assert counts_against_replica(failure, 0) is (failure is not K.TOTAL)
-    assert counts_against_replica(failure, 503) is (failure is not K.TOTAL)
-    assert counts_against_replica(failure, 429) is False
+    def counts(status: int, retry_after_s: float | None = None) -> bool:
+        verdict = Verdict(False, Outcome.ENGINE_ERROR, failure, status, retry_after_s=retry_after_s)
+        return counts_against_replica(failure, verdict)
+
+    assert counts(0) is (failure is not K.TOTAL)
+    assert counts(503) is (failure is not K.TOTAL)
+    assert counts(429) is False
+    assert counts(503, 2.0) is False, "an engine that names the time of its return is alive"

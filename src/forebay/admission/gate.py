@@ -143,9 +143,8 @@ class LocalGate:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 # The place was granted in the same moment: hand it on.
-                self._running[pool] -= 1
-                self._admit_waiting(pool)
-            else:
+                self.leave(pool)
+            elif turn in queue:
                 queue.remove(turn)
             raise
 

@@ -25,6 +25,7 @@ _CODES = {
 RETRY_AFTER_S = 2
 
 
+_REPLACED = (b"content-type", b"content-encoding", b"retry-after")
 # FastAPI's and llama.cpp's words for a path that they do not have.
 _NO_SUCH_PATH = ("Not Found", "File Not Found")
 
@@ -80,7 +81,7 @@ def end_with_answer(reply: Reply, verdict: Verdict, answer: Answer, endpoint: En
         end_with_error(reply, missing, endpoint.shape)
         return reply.status, missing.code
     body = answer.body if answer.body.startswith(b'{"error":{') else error.text()
-    headers: list[Header] = [h for h in answer.headers if h[0] not in (b"content-type", b"retry-after")]
+    headers: list[Header] = [h for h in answer.headers if h[0] not in _REPLACED]
     headers.append(JSON)
     if verdict.retry_after_s is not None or answer.status == 503:
         headers.append((b"retry-after", b"%d" % (verdict.retry_after_s or RETRY_AFTER_S)))

@@ -13,6 +13,7 @@ DROPPED = frozenset((
     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"date", b"server", b"x-request-id",
     b"set-cookie", b"alt-svc", b"access-control-allow-origin", b"access-control-allow-credentials",
 ))  # fmt: skip
+_BODILESS = (204, 304)
 _NO_BUFFERING = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
 
 
@@ -36,7 +37,6 @@ class Reply:
         self,
         transport: asyncio.Transport,
         finished: Callable[["Reply"], None],
-        *,
         date: bytes,
         chunked: bool,
         keep_alive: bool,
@@ -69,7 +69,9 @@ class Reply:
         lines.append(self.extra)
         if self.timing is not None:
             lines.append(b"server-timing: %b\r\n" % self.timing())
-        if length_bytes is not None:
+        if status in _BODILESS:
+            self._bodiless = True
+        elif length_bytes is not None:
             lines.append(b"content-length: %d\r\n" % length_bytes)
         elif self._chunked:
             self.framed = True
@@ -147,8 +149,11 @@ class Reply:
 
 
 def _connection_options(headers: tuple[Header, ...]) -> frozenset[bytes]:
-    """Return the header names that a Connection header declares hop-by-hop."""
-    for name, value in headers:
-        if name == b"connection":
-            return frozenset(option.strip().lower() for option in value.split(b","))
-    return frozenset()
+    """Return the header names that Connection headers declare hop-by-hop."""
+    options = [value for name, value in headers if name == b"connection"]
+    if not options:
+        return _NO_OPTIONS
+    return frozenset(option.strip().lower() for option in b",".join(options).split(b","))
+
+
+_NO_OPTIONS: frozenset[bytes] = frozenset()

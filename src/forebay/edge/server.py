@@ -76,6 +76,7 @@ class EdgeServer:
             "idle": limits.idle_connection_s,
             "head": limits.header_s,
             "body": limits.body_s,
+            "closing": limits.header_s,
             "exchange": float("inf"),
         }
         for connection in list(self._connections):

@@ -96,8 +96,10 @@ class Connection:
         self._at_chunk = False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose(FailureKind.BAD_ANSWER)
+        # The parser tells of a chunk's size only when its line is complete.
+        self._at_chunk = self._at_chunk and data.endswith(b"\r\n")
 
     def eof_received(self) -> bool:
         """End an answer that is framed by the end of the connection; close in any case."""

@@ -1,0 +1,298 @@
+"""What Forebay itself may lose without a call that fails: its control plane, its disk, its documents."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from faults.conftest import Field
+from faults.console_client import control_plane, drain, status
+from faults.load import Load
+from gateway_process import Gateway, eventually
+
+from forebay.clock import SystemClock
+from forebay.config.documents import Override, OverrideDocument, StateDocument, write_document
+
+pytestmark = pytest.mark.integration
+
+CALM_S = 1.5
+FAULT_S = 3.0
+Mount = Callable[[Path, str], None]
+
+
+def policy_hash(gateway: Gateway) -> str:
+    return str(json.loads(gateway.get("/health/live")[1])["policy_hash"])
+
+
+def journal_state(gateway: Gateway) -> str:
+    """The one state that the metric shows."""
+    samples = gateway.metrics().items()
+    shown = [dict(labels)["state"] for (name, labels), on in samples if name == "forebay_journal_state" and on]
+    assert len(shown) == 1, shown
+    return shown[0]
+
+
+def assert_all_recorded(gateway: Gateway, load: Load) -> None:
+    """Every call has its line, and nothing was given up."""
+    rows = gateway.rows(load.asked, within_s=6)
+    assert {row["outcome"] for row in rows} == {"ok"}
+    assert gateway.metric("forebay_journal_dropped_total") == 0
+
+
+# --- the control plane ---
+
+
+def test_the_control_plane_is_killed(field: Field) -> None:
+    gateway = field.with_control_plane()
+    first = control_plane(gateway)["pid"]
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        with load.fault("control plane killed"):
+            os.kill(first, signal.SIGKILL)
+            time.sleep(FAULT_S)
+    load.assert_unharmed()
+    assert eventually(lambda: control_plane(gateway).get("pid") not in (None, first), 10), "it did not come back"
+    child = control_plane(gateway)
+    assert (child["restarts"], child["last_exit"], child["state"]) == (1, "signal SIGKILL", "running")
+    assert_all_recorded(gateway, load)
+
+
+def test_the_control_plane_is_frozen(field: Field) -> None:
+    gateway = field.with_control_plane()
+    child = control_plane(gateway)["pid"]
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        with load.fault("control plane frozen"):
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(FAULT_S)
+        os.kill(child, signal.SIGCONT)
+    load.assert_unharmed()
+    assert eventually(lambda: control_plane(gateway).get("pid") == child, 10), "it did not go on"
+    assert_all_recorded(gateway, load)
+
+
+def test_a_frozen_control_plane_does_not_hold_up_the_stop(field: Field) -> None:
+    gateway = field.with_control_plane()
+    child = control_plane(gateway)["pid"]
+    os.kill(child, signal.SIGSTOP)
+    gateway.process.terminate()
+    assert gateway.process.wait(8) == 0
+    assert not Path(f"/proc/{child}").exists(), "the control plane outlived its parent"
+
+
+# --- the disk ---
+
+
+def fill(folder: Path) -> Path:
+    """Leave no byte free on the disk of a folder; return the file that takes it."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for block in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(bytes(block)):
+                    pass
+            except OSError:
+                continue
+    return filler
+
+
+def test_a_full_disk(field: Field, mount: Mount, tmp_path: Path) -> None:
+    mount(tmp_path / "data", "size=64m")
+    gateway = field.with_control_plane()
+    replica = status(gateway)["data_plane"]["status"]["replicas"][0]["replica"]
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        policy = policy_hash(gateway)
+        with load.fault("disk full"):
+            filler = fill(gateway.data_dir)
+            assert eventually(lambda: journal_state(gateway) == "full", 3), journal_state(gateway)
+            assert eventually(lambda: status(gateway)["journal"] == "full", 2), status(gateway)["journal"]
+            code, answer = drain(gateway, replica)
+            assert (code, "No space left" in answer["error"]["message"]) == (500, True), answer
+            time.sleep(FAULT_S)
+            assert policy_hash(gateway) == policy
+            filler.unlink()
+        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+        assert drain(gateway, replica)[0] == 201, "the control plane has not recovered"
+    load.assert_unharmed()
+    assert_all_recorded(gateway, load)
+
+
+class BrokenFolder:
+    """The journal's folder, made useless and mended."""
+
+    def __init__(self, folder: Path, mount: Mount) -> None:
+        self.folder = folder
+        self._moved = folder.with_name("moved")
+        self._mount = mount
+
+    def replaced_by_a_file(self) -> str:
+        self.folder.rename(self._moved)
+        self.folder.touch()
+        return "File exists"
+
+    def mend_replaced_by_a_file(self) -> None:
+        self.folder.unlink()
+        self._moved.rename(self.folder)
+
+    def read_only_file_system(self) -> str:
+        self._mount(self.folder, "ro,size=1m")
+        return "Read-only file system"
+
+    def mend_read_only_file_system(self) -> None:
+        subprocess.run(["umount", str(self.folder)], check=True)
+
+    def no_right_to_write(self) -> str:
+        if os.geteuid() == 0:
+            pytest.skip("no folder is read-only for root")
+        for path in self.folder.iterdir():
+            path.rename(path.with_suffix(".moved"))
+        self.folder.chmod(0o500)
+        return "Permission denied"
+
+    def mend_no_right_to_write(self) -> None:
+        self.folder.chmod(0o700)
+        for path in self.folder.glob("*.moved"):
+            path.rename(path.with_suffix(".jsonl" if "-" in path.stem else ".lock"))
+
+
+@pytest.mark.parametrize("how", ["replaced_by_a_file", "read_only_file_system", "no_right_to_write"])
+def test_the_journal_cannot_be_written(field: Field, mount: Mount, how: str) -> None:
+    gateway = field.with_control_plane()
+    broken = BrokenFolder(gateway.data_dir / "journal", mount)
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        with load.fault(how.replace("_", " ")):
+            reason = getattr(broken, how)()
+            assert eventually(lambda: journal_state(gateway) == "failing", 3), journal_state(gateway)
+            assert eventually(lambda: reason in status(gateway)["journal"], 2), status(gateway)["journal"]
+            time.sleep(FAULT_S)
+            getattr(broken, f"mend_{how}")()
+        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+    load.assert_unharmed()
+    assert_all_recorded(gateway, load)
+
+
+@pytest.mark.parametrize("how", ["a_file", "read_only"])
+def test_a_data_folder_that_cannot_be_written_from_the_start(
+    field: Field, mount: Mount, tmp_path: Path, how: str
+) -> None:
+    data_dir = tmp_path / "data"
+    if how == "a_file":
+        data_dir.touch()
+    else:
+        mount(data_dir, "ro,size=1m")
+    gateway = field.start(field.settings)
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        assert journal_state(gateway) == "failing"
+        if how == "a_file":
+            data_dir.unlink()
+        else:
+            subprocess.run(["mount", "-o", "remount,rw,size=64m", str(data_dir)], check=True)
+        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+    load.assert_unharmed()
+    assert eventually(lambda: (data_dir / "admin-token").exists(), 15), "the control plane is not tried again"
+    assert eventually(lambda: control_plane(gateway).get("state") == "running", 10)
+    assert_all_recorded(gateway, load)
+    assert gateway.stop() == 0
+
+
+# --- the documents ---
+
+
+def override(seq: int, target: str, epoch: int = 7) -> OverrideDocument:
+    now_s = SystemClock().wall_s()
+    entry = Override("o1", "drain", target, expires_at=now_s + 600, by="t", reason="t", created_at=now_s)
+    return OverrideDocument(epoch=epoch, seq=seq, schema=1, entries=(entry,))
+
+
+def replace_file(path: Path, data: bytes | None) -> None:
+    """Put other bytes in a file's place; None makes it a named pipe, which would block whoever opens it."""
+    path.unlink()
+    if data is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(data)
+
+
+class Breakage(NamedTuple):
+    """What replaces each of the three documents, and a word of the reason that must be shown."""
+
+    name: str
+    config: tuple[bytes | None, str]
+    override: tuple[bytes | None, str]
+    state: tuple[bytes | None, str]
+
+
+def breakages(good: bytes) -> list[Breakage]:
+    older = msgspec.json.encode(override(4, "127.0.0.1:1"))
+    return [
+        Breakage(
+            "half written, corrupt, older",
+            (good[: good.index(b"models:") + 9], "forebay.yaml"),
+            (b"\xff\x00{", "not of the format"),
+            (msgspec.json.encode(StateDocument(epoch=2, seq=99, schema=1)), "older"),
+        ),
+        Breakage(
+            "not YAML, older, half written",
+            (b"pools: [", "forebay.yaml"),
+            (older, "older"),
+            (b'{"epoch":9,"seq":9,"sch', "not of the format"),
+        ),
+        Breakage(
+            "named pipe, changed without a seq, of another schema",
+            (None, "not a regular file"),
+            (msgspec.json.encode(override(5, "127.0.0.1:1")), "without a new seq"),
+            (b'{"epoch":9,"seq":9,"schema":2}', "not of the format"),
+        ),
+        Breakage("empty", (b"", "forebay.yaml"), (b"", "not of the format"), (None, "not a regular file")),
+    ]
+
+
+def reasons(gateway: Gateway) -> tuple[str, str, str]:
+    """Why each document on disk is not in force, as the admin status says."""
+    documents = status(gateway)["documents"]
+    return " ".join(documents["last_error"]), documents["override"]["reason"], documents["state"]["reason"]
+
+
+def test_broken_and_older_documents(field: Field) -> None:
+    gateway = field.with_control_plane()
+    kept, drained = [server.base_url.removeprefix("http://") for server in field.engines.of("small")]
+    folder = gateway.data_dir / "policy"
+    write_document(folder, "override", override(5, drained))
+    write_document(folder, "state", StateDocument(epoch=3, seq=2, schema=1))
+    assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 0, 3)
+    files = gateway.file, folder / "override.json", folder / "state.json"
+    good = [path.read_bytes() for path in files]
+    policy, refused = policy_hash(gateway), 0.0
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        for breakage in breakages(good[0]):
+            with load.fault(breakage.name):
+                broken = breakage[1:]
+                for path, (data, _) in zip(files, broken, strict=True):
+                    replace_file(path, data)
+                words = [word for _, word in broken]
+                assert eventually(lambda w=words: all(map(str.__contains__, reasons(gateway), w)), 5), reasons(gateway)
+                assert gateway.metric("forebay_config_last_reload_ok") == 0
+                assert gateway.metric("forebay_config_reload_failures_total") > refused
+                refused = gateway.metric("forebay_config_reload_failures_total")
+                assert policy_hash(gateway) == policy
+                assert gateway.metric("forebay_replica_up", replica=drained) == 0
+                assert gateway.metric("forebay_replica_up", replica=kept) == 1
+        for path, data in zip(files, good, strict=True):
+            replace_file(path, data)
+        assert eventually(lambda: reasons(gateway) == ("", "", ""), 5), reasons(gateway)
+        assert gateway.metric("forebay_config_last_reload_ok") == 1
+        write_document(folder, "override", override(6, kept))
+        assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 1, 3), "stuck after an error"
+    load.assert_unharmed()
+    assert policy_hash(gateway) != policy
+    assert_all_recorded(gateway, load)
