@@ -46,6 +46,7 @@ CODES: dict[str, Code] = {
     "requests_limit": Code(429, _OVER, retry=True),
     "insufficient_quota": Code(429, _OVER, retry=True),
     "queue_full": Code(429, _OVER, retry=True),
+    "queue_timeout": Code(503, "overloaded_error", retry=True),
     # engines
     "engine_unreachable": Code(502, _DOWN, retry=True),
     "engine_failed": Code(502, _DOWN, retry=True),

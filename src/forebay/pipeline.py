@@ -77,7 +77,7 @@ class Pipeline:
         permit: Permit | None = None
         try:
             tenant = identify(request, policy)
-            asked = body.read(request.body, endpoint, policy.limits.json_depth)
+            asked = await body.read(request.body, endpoint, policy.limits.json_depth)
             call = understand(request, endpoint, asked, tenant, policy, call_id)
             record.identified(tenant.name, call.model, call.stream)
             record.input_estimate_tokens = call.prompt_tokens

@@ -41,6 +41,7 @@ def flatten(value: Any, path: str = "") -> Flat:
     flat: Flat = {}
     for at, leaf in _walk(value, path):
         assert at not in flat, f"{at} stands twice"
+        assert leaf is None or isinstance(leaf, (str, bool)), f"{at} is {type(leaf)}"
         flat[at] = leaf
     return flat
 
@@ -95,8 +96,8 @@ def differences(expected: Flat, found: Flat, loose: frozenset[str] = frozenset()
         return [f"other members: {_first_gap(expected, found)}"]
     faults = []
     for path, leaf in expected.items():
-        same = type(leaf) is type(found[path]) if path in loose else leaf == found[path]
-        if not same:
+        same_kind = type(leaf) is type(found[path])
+        if not same_kind or (path not in loose and leaf != found[path]):
             faults.append(f"{path}: expected {leaf!r}, found {found[path]!r}")
     return faults
 

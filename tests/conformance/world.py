@@ -22,6 +22,8 @@ ANSWER_LIMIT_S = 90.0
 TIMEOUTS = {"connect_s": 5, "first_byte_s": 60, "stall_s": 30, "total_s": 100}
 # A name that JSON has to escape, and that no engine knows.
 SIM_ALIAS = '模型"x"'
+NAMES = {"llamacpp": ("default", "alias"), "sim": ("sim", SIM_ALIAS)}
+"""For each engine: the model as it calls it, and as a client may call it."""
 STREAM = {"ping_s": 1, "done_grace_s": 0.5}
 
 
@@ -130,4 +132,5 @@ def settings(llamacpp_port: int, tap_port: int, sim_port: int) -> Document:
 
 
 def _pool(engine: str, port: int) -> Document:
-    return {"engine": engine, "replicas": [{"url": f"http://127.0.0.1:{port}"}]}
+    # The tests share the gateway, so none may leave an open breaker to the next.
+    return {"engine": engine, "replicas": [{"url": f"http://127.0.0.1:{port}"}], "breaker": {"failures": 100_000}}

@@ -1,5 +1,6 @@
 """What a body asks for (recorded cases 014, 031, 033, 035)."""
 
+import asyncio
 import json
 
 import pytest
@@ -17,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def ask(payload: object, path: str = "/v1/chat/completions") -> Asked:
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    return read(body, BY_PATH[path], 128)
+    return asyncio.run(read(body, BY_PATH[path], 128))
 
 
 def refused(payload: object, path: str = "/v1/chat/completions") -> Refused:
@@ -60,7 +61,7 @@ def test_null_means_absent() -> None:
         ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": True}, "invalid_value", "max_tokens"),
         ({"max_completion_tokens": []}, "invalid_value", "max_completion_tokens"),
-        ({"max_output_tokens": -5}, "invalid_value", "max_tokens"),
+        ({"max_output_tokens": -5}, "invalid_value", "max_output_tokens"),
     ],
 )
 def test_wrong_types_are_named(members: dict[str, object], code: str, param: str) -> None:
@@ -223,7 +224,7 @@ def test_whole_endpoints_never_stream() -> None:
 )
 def test_nothing_but_a_refusal_comes_out(body: bytes, endpoint: Endpoint) -> None:
     try:
-        asked = read(body, endpoint, 128)
+        asked = asyncio.run(read(body, endpoint, 128))
     except Refused as refusal:
         assert refusal.status == 400
     else:

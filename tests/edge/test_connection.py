@@ -107,6 +107,15 @@ def test_a_client_that_sends_far_ahead_is_not_read() -> None:
     assert len(client.answers) == MAX_PIPELINED + 1
 
 
+def test_a_client_that_sends_far_ahead_in_one_read_is_not_read_before_its_requests_are_served() -> None:
+    client = Client()
+    client.send(get() * 100)
+    for waiting in range(99, -1, -1):
+        assert client.transport.reading is (waiting < MAX_PIPELINED), waiting
+        client.answer()
+    assert len(client.answers) == 100
+
+
 def test_a_bad_request_behind_a_running_one_is_refused_in_its_turn() -> None:
     client = Client()
     client.send(get(b"/0") + b"oops\r\n\r\n")

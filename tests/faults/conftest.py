@@ -14,6 +14,7 @@ from gateway_process import Document, Gateway, document, eventually
 from forebay.engines.sim import SimSpec
 
 HERE = Path(__file__).parent
+Mount = Callable[[Path, str], None]
 PACED = SimSpec(iteration_base_ms=20, ms_per_prefill_token=0, ms_per_decode_seq=0, models=("m",))
 
 
@@ -31,23 +32,7 @@ def engines(thread: LoopThread) -> Iterator[Engines]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
-    """A factory of gateways that use one folder, one after the other."""
-    started: list[Gateway] = []
-
-    def start(settings: Document, *, ready: bool = True) -> Gateway:
-        started.append(Gateway(tmp_path, settings, {}, ready))
-        return started[-1]
-
-    yield start
-    for gateway in started:
-        gateway.stop()
-    for gateway in started[-1:]:
-        print(f"the log of the gateway:\n{gateway.log[-3000:]}")  # shown when the test has failed
-
-
-@pytest.fixture
-def mount() -> Iterator[Callable[[Path, str], None]]:
+def mount() -> Iterator[Mount]:
     """Mounts an empty file system in memory on a folder; skips where that is not permitted."""
     mounted: list[Path] = []
 
@@ -66,6 +51,22 @@ def mount() -> Iterator[Callable[[Path, str], None]]:
     for folder in reversed(mounted):
         # Lazily: a process that the test has left behind must not keep the mount.
         subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path, mount: Mount) -> Iterator[Callable[..., Gateway]]:
+    """A factory of gateways that use one folder, one after the other; they end before what is mounted there does."""
+    started: list[Gateway] = []
+
+    def start(settings: Document, *, ready: bool = True) -> Gateway:
+        started.append(Gateway(tmp_path, settings, {}, ready))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+    for gateway in started[-1:]:
+        print(f"the log of the gateway:\n{gateway.log[-3000:]}")  # shown when the test has failed
 
 
 class Field(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -52,11 +53,13 @@ class Engines:
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
         self._by_pool: dict[str, list[SimServer]] = {}
+        self._started_s: dict[SimServer, float] = {}
 
     def start(self, pool: str, *faults: AnyAction, spec: SimSpec = QUICK) -> SimServer:
         """Start one more engine of a pool."""
         server = self._thread.run(serve(spec, "127.0.0.1", 0, SystemClock()))
         server.set_faults(*faults)
+        self._started_s[server] = time.monotonic()
         self._by_pool.setdefault(pool, []).append(server)
         return server
 
@@ -87,13 +90,12 @@ class Engines:
         """The sum of a figure of `stats()` over all engines."""
         return sum(server.stats()[figure] for server in self)
 
-    def call_ids(self) -> list[str]:
-        """The id of each try that an engine got, as it got it."""
+    def arrivals(self) -> list[tuple[float, str]]:
+        """Every try that reached an engine: when, in monotonic seconds (give or take some ms), and its call's id."""
         return [
-            value
+            (self._started_s[server] + seen.arrived_s, value)
             for server in self
             for seen in server.log.entries()
-            if seen.attempt
             for name, value in seen.headers
-            if name.lower() == "x-request-id"
+            if seen.attempt and name.lower() == "x-request-id"
         ]

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
-from faults.conftest import Field
+from faults.conftest import Field, Mount
 from faults.console_client import control_plane, drain, status
 from faults.load import Load
 from gateway_process import Gateway, eventually
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 CALM_S = 1.5
 FAULT_S = 3.0
-Mount = Callable[[Path, str], None]
+NOTICED_S = 2.2  # two polls of the file that agree, and the age of the admin status
 
 
 def policy_hash(gateway: Gateway) -> str:
@@ -111,13 +110,13 @@ def test_a_full_disk(field: Field, mount: Mount, tmp_path: Path) -> None:
         policy = policy_hash(gateway)
         with load.fault("disk full"):
             filler = fill(gateway.data_dir)
-            assert eventually(lambda: journal_state(gateway) == "full", 3), journal_state(gateway)
-            assert eventually(lambda: status(gateway)["journal"] == "full", 2), status(gateway)["journal"]
-            code, answer = drain(gateway, replica)
-            assert (code, "No space left" in answer["error"]["message"]) == (500, True), answer
             time.sleep(FAULT_S)
-            assert policy_hash(gateway) == policy
-            filler.unlink()
+        assert journal_state(gateway) == "full"
+        assert status(gateway)["journal"] == "full"
+        code, answer = drain(gateway, replica)
+        assert (code, "No space left" in answer["error"]["message"]) == (500, True), answer
+        assert policy_hash(gateway) == policy
+        filler.unlink()
         assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
         assert drain(gateway, replica)[0] == 201, "the control plane has not recovered"
     load.assert_unharmed()
@@ -170,10 +169,10 @@ def test_the_journal_cannot_be_written(field: Field, mount: Mount, how: str) -> 
         time.sleep(CALM_S)
         with load.fault(how.replace("_", " ")):
             reason = getattr(broken, how)()
-            assert eventually(lambda: journal_state(gateway) == "failing", 3), journal_state(gateway)
-            assert eventually(lambda: reason in status(gateway)["journal"], 2), status(gateway)["journal"]
             time.sleep(FAULT_S)
-            getattr(broken, f"mend_{how}")()
+        assert journal_state(gateway) == "failing"
+        assert reason in status(gateway)["journal"]
+        getattr(broken, f"mend_{how}")()
         assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
     load.assert_unharmed()
     assert_all_recorded(gateway, load)
@@ -276,17 +275,17 @@ def test_broken_and_older_documents(field: Field) -> None:
         time.sleep(CALM_S)
         for breakage in breakages(good[0]):
             with load.fault(breakage.name):
-                broken = breakage[1:]
-                for path, (data, _) in zip(files, broken, strict=True):
+                for path, (data, _) in zip(files, breakage[1:], strict=True):
                     replace_file(path, data)
-                words = [word for _, word in broken]
-                assert eventually(lambda w=words: all(map(str.__contains__, reasons(gateway), w)), 5), reasons(gateway)
-                assert gateway.metric("forebay_config_last_reload_ok") == 0
-                assert gateway.metric("forebay_config_reload_failures_total") > refused
-                refused = gateway.metric("forebay_config_reload_failures_total")
-                assert policy_hash(gateway) == policy
-                assert gateway.metric("forebay_replica_up", replica=drained) == 0
-                assert gateway.metric("forebay_replica_up", replica=kept) == 1
+                time.sleep(NOTICED_S)
+            shown = reasons(gateway)
+            assert all(word in reason for (_, word), reason in zip(breakage[1:], shown, strict=True)), shown
+            assert gateway.metric("forebay_config_last_reload_ok") == 0
+            assert gateway.metric("forebay_config_reload_failures_total") > refused
+            refused = gateway.metric("forebay_config_reload_failures_total")
+            assert policy_hash(gateway) == policy
+            assert gateway.metric("forebay_replica_up", replica=drained) == 0
+            assert gateway.metric("forebay_replica_up", replica=kept) == 1
         for path, data in zip(files, good, strict=True):
             replace_file(path, data)
         assert eventually(lambda: reasons(gateway) == ("", "", ""), 5), reasons(gateway)

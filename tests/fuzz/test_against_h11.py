@@ -22,6 +22,7 @@ QUICK, FULL = 20_000, 100_000
 # What h11 refuses and we take, with the reason why no framing hangs on it.
 EMPTY_LINES = "empty lines before a request line are skipped, as RFC 9112, 2.2 asks for"
 SPACES = "more than one space around the target: RFC 9112, 3 lets a server read it so"
+CODINGS = "another coding before the final `chunked`: both end the body there, and it will be no JSON"
 KEEP_ALIVE = "keep-alive of HTTP/1.0, which h11 does not know"
 
 
@@ -147,6 +148,9 @@ def _harmless(taken: Read, theirs: Reading) -> str | None:
             return EMPTY_LINES
         known = [taken.method, taken.target]
         return SPACES if line.split(b" ") != line.split() and line.split()[:2] == known else None
+    codings = taken.headers.get(b"transfer-encoding", b"").lower().split(b",")
+    if theirs.end == "Only Transfer-Encoding: chunked is supported" and codings[-1].strip() == b"chunked":
+        return CODINGS
     if theirs.end == "closed" and theirs.versions[-1] == b"1.0":
         return KEEP_ALIVE
     return None

@@ -150,6 +150,7 @@ def answered(status: int, body: bytes = b"", failure: K = K.STATUS) -> Verdict:
         (503, b'{"error":{"message":"loading model"}}', K.LOADING),
         (500, b"Loading", K.STATUS),
         (529, b"", K.STATUS),
+        (501, b"", None),
         (302, b"", None),
     ],
 )
@@ -189,11 +190,17 @@ def test_12_a_prompt_that_does_not_fit(status: int, body: bytes, overflow: bool)
 
 @pytest.mark.parametrize("failure", K)
 def test_what_counts_against_a_replica(failure: K) -> None:
-    def counts(status: int, retry_after_s: float | None = None) -> bool:
-        verdict = Verdict(False, Outcome.ENGINE_ERROR, failure, status, retry_after_s=retry_after_s)
-        return counts_against_replica(failure, verdict)
+    for status in (0, 200, 500, 503):
+        verdict = Verdict(False, Outcome.ENGINE_ERROR, failure, status)
+        assert counts_against_replica(failure, verdict) is (failure is not K.TOTAL)
 
-    assert counts(0) is (failure is not K.TOTAL)
-    assert counts(503) is (failure is not K.TOTAL)
-    assert counts(429) is False
-    assert counts(503, 2.0) is False, "an engine that names the time of its return is alive"
+
+@pytest.mark.parametrize(("status", "retry_after_s"), [(429, None), (429, 2.0), (503, 2.0), (503, 0.0)])
+def test_overload_is_not_held_against_a_replica(status: int, retry_after_s: float | None) -> None:
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, K.STATUS, status, retry_after_s=retry_after_s)
+    assert not counts_against_replica(K.STATUS, verdict)
+
+
+def test_overload_inside_a_stream_is_not_held_against_a_replica_either() -> None:
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, K.IN_BAND, 200, Answer(429, (), b""))
+    assert not counts_against_replica(K.IN_BAND, verdict)

@@ -20,25 +20,26 @@ _DENIALS = {
 class LocalPermit:
     """A permit of the gate in this process; `release` gives it back once, later calls do nothing."""
 
-    __slots__ = ("_gate", "_pool", "_reservation")
+    __slots__ = ("_deadline_s", "_gate", "_pool", "_reservation")
 
-    def __init__(self, gate: "LocalGate", reservation: Reservation, pool: str) -> None:
+    def __init__(self, gate: "LocalGate", reservation: Reservation, pool: str, deadline_s: float) -> None:
         self._gate: LocalGate | None = gate
         self._reservation = reservation
         self._pool = pool
+        self._deadline_s = deadline_s
 
     async def move(self, pool: str) -> None:
         """Leave the pool for a place on another, without being counted again by the tenant's limits.
 
         Raises:
-            Refused: `queue_full`; the permit then holds no place, and `release` is still due.
+            Refused: `queue_full`, `queue_timeout`; the permit then holds no place, and `release` is still due.
         """
         gate = self._gate
         if gate is None or pool == self._pool:
             return
         gate.leave(self._pool)
         self._pool = ""
-        await gate.enter(pool)
+        await gate.enter(pool, self._deadline_s)
         self._pool = pool
 
     def release(self, used_tokens: int | None) -> None:
@@ -85,27 +86,31 @@ class LocalGate:
                 retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
             )
         try:
-            await self.enter(pool)
+            await self.enter(pool, call.deadline_s)
         except BaseException:
             self._quota.release(reservation, self._clock.now_s())
             raise
-        return LocalPermit(self, reservation, pool)
+        return LocalPermit(self, reservation, pool, call.deadline_s)
 
     def give_back(self, reservation: Reservation, pool: str, used_tokens: int | None) -> None:
         """Settle what a call used and free its place."""
         self._quota.settle(reservation, used_tokens, self._clock.now_s())
         self.leave(pool)
 
-    async def enter(self, pool: str) -> None:
+    async def enter(self, pool: str, deadline_s: float) -> None:
         """Take a place on a pool, or wait for it.
 
+        Args:
+            pool: its name.
+            deadline_s: monotonic seconds after which nobody waits any more.
+
         Raises:
-            Refused: `queue_full`.
+            Refused: `queue_full`, `queue_timeout`.
         """
         if self._has_room(pool):
             self._running[pool] = self._running.get(pool, 0) + 1
         else:
-            await self._wait(pool)
+            await self._wait(pool, deadline_s)
 
     def leave(self, pool: str) -> None:
         """Free a place on a pool; the next waiting call gets it."""
@@ -132,20 +137,23 @@ class LocalGate:
         room = rule.max_in_flight * (len(rule.replicas) - len(rule.drained))
         return self._running.get(pool, 0) < room and not self._waiting.get(pool)
 
-    async def _wait(self, pool: str) -> None:
+    async def _wait(self, pool: str, deadline_s: float) -> None:
         queue = self._waiting.setdefault(pool, deque())
         if len(queue) >= self._pools[pool].queue_size:
             raise Refused("queue_full", "all engines are busy and the queue is full", retry_after_s=1)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
-            await turn
-        except asyncio.CancelledError:
+            async with asyncio.timeout(deadline_s - self._clock.now_s()):
+                await turn
+        except (TimeoutError, asyncio.CancelledError) as ended:
             if turn.done() and not turn.cancelled():
                 # The place was granted in the same moment: hand it on.
                 self.leave(pool)
             elif turn in queue:
                 queue.remove(turn)
+            if isinstance(ended, TimeoutError):
+                raise Refused("queue_timeout", "no engine became free in time", retry_after_s=1) from None
             raise
 
     def _admit_waiting(self, pool: str) -> None:

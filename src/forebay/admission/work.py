@@ -3,6 +3,8 @@
 # English text is near four bytes a token on every current tokenizer; learning per model comes with the queue.
 BYTES_PER_TOKEN = 4
 DEFAULT_OUTPUT_TOKENS = 256
+# No engine has a larger context; a client's fancy number must not outweigh the load of everybody else.
+MAX_OUTPUT_TOKENS = 1_048_576
 
 
 def estimate_prompt_tokens(prompt_bytes: int) -> int:
@@ -12,4 +14,4 @@ def estimate_prompt_tokens(prompt_bytes: int) -> int:
 
 def expected_output_tokens(max_tokens: int | None) -> int:
     """Say for how many output tokens a call is reserved: its own cap, or 256."""
-    return DEFAULT_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    return DEFAULT_OUTPUT_TOKENS if max_tokens is None else min(max_tokens, MAX_OUTPUT_TOKENS)

@@ -53,7 +53,7 @@ def sim(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 9001,
-    model: Annotated[list[str] | None, typer.Option(help="Model ids that it serves [sim-model].")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Model ids that it serves [sim].")] = None,
     faults: Annotated[Path | None, typer.Option(help="JSON list of faults to begin with.")] = None,
 ) -> None:
     """Run a simulated engine: vLLM's API, numbered tokens, and every failure on demand."""

@@ -1,41 +1,28 @@
 """What a request's body asks for: the few members that Forebay reads, checked; the rest stays raw."""
 
+import asyncio
+
 import msgspec
 from msgspec import Raw, Struct
 
 from forebay.errors import Refused
-from forebay.wire import depth
+from forebay.wire.depth import check_depth
 from forebay.wire.endpoints import Endpoint
 from forebay.wire.members import DuplicateKey, InvalidJson, Members, TooDeep, read_members
 
 _MAX_NAME_CHARS = 512
+_LIMIT_KEYS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+# Above this size the loop gets a turn between two passes over the body, each of a few milliseconds at most.
+SLICE_BYTES = 262_144
+
+_as_text = msgspec.json.Decoder(str).decode
 
 
 class _StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class _Read(Struct):
-    """The members that Forebay reads; null means absent."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_completion_tokens: int | None = None
-    max_tokens: int | None = None
-    max_output_tokens: int | None = None
-    messages: Raw = Raw()
-
-
-_EXPECTED = {
-    "model": "a string",
-    "stream": "true or false",
-    "stream_options": "an object with include_usage true or false",
-    "max_completion_tokens": "a whole number",
-    "max_tokens": "a whole number",
-    "max_output_tokens": "a whole number",
-}
-_read_known = msgspec.json.Decoder(_Read).decode
+_as_stream_options = msgspec.json.Decoder(_StreamOptions).decode
 
 
 class Asked(Struct, frozen=True):
@@ -55,7 +42,7 @@ class Asked(Struct, frozen=True):
     max_tokens: int | None
 
 
-def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
+async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     """Read a body; `null` means absent.
 
     Args:
@@ -66,11 +53,16 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     Raises:
         Refused: `invalid_json`, `duplicate_key`, `json_too_deep`, `invalid_value`, `missing_value`.
     """
+    sliced = len(body) > SLICE_BYTES
     try:
         if not body.isascii():
             body.decode()
+        if sliced:
+            await asyncio.sleep(0)
         members = read_members(body)
-        depth.check_depth(body, json_depth)
+        if sliced:
+            await asyncio.sleep(0)
+        check_depth(body, json_depth)
     except UnicodeDecodeError:
         raise Refused("invalid_json", "the body is not UTF-8") from None
     except InvalidJson as error:
@@ -79,64 +71,64 @@ def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
         raise Refused("duplicate_key", str(error), param=error.key[:64]) from None
     except TooDeep:
         raise Refused("json_too_deep", f"the body is nested deeper than {json_depth} levels") from None
-    known = _known(body, members)
-    if endpoint.shape in ("chat", "messages"):
-        _check_messages(known.messages)
-    stream = endpoint.streams and known.stream is True
-    return Asked(
-        members,
-        known.model or "",
-        stream,
-        stream and _wants_usage(known.stream_options, members),
-        _max_tokens(known),
-    )
+    values = members.values
+    if endpoint.shape == "chat" or endpoint.shape == "messages":
+        _check_messages(values)
+    stream = "stream" in values and endpoint.streams and _flag(values["stream"], "stream")
+    wants_usage = stream and "stream_options" in values and _wants_usage(members)
+    return Asked(members, _model(values), stream, wants_usage, _max_tokens(values))
 
 
-def _known(body: bytes, members: Members) -> _Read:
+def _model(values: dict[str, Raw]) -> str:
+    raw = values.get("model")
+    if raw is None or bytes(raw) == b"null":
+        return ""
     try:
-        known = _read_known(body)
+        name = _as_text(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _fault_of(members) from None
-    if known.model is not None and len(known.model) > _MAX_NAME_CHARS:
+        raise Refused("invalid_value", "model must be a string", param="model") from None
+    if len(name) > _MAX_NAME_CHARS:
         raise Refused("invalid_value", f"model is longer than {_MAX_NAME_CHARS} characters", param="model")
-    return known
+    return name
 
 
-def _fault_of(members: Members) -> Refused:
-    """Find the member that could not be read: each is tried alone."""
-    for key, expected in _EXPECTED.items():
-        text = members.text_of(key)
-        try:
-            if text is not None:
-                _read_known(b'{"%b":%b}' % (key.encode(), text))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return Refused("invalid_value", f"{key} must be {expected}", param=key)
-    return Refused("invalid_json", "the body is not valid JSON")
+def _flag(raw: Raw, key: str) -> bool:
+    text = bytes(raw)
+    if text not in (b"true", b"false", b"null"):
+        raise Refused("invalid_value", f"{key} must be true or false", param=key)
+    return text == b"true"
 
 
-def _check_messages(messages: Raw) -> None:
-    text = bytes(messages)
-    if text in (b"", b"null"):
+def _check_messages(values: dict[str, Raw]) -> None:
+    # Looked at, not copied: the messages may be all of a large body.
+    first = bytes(memoryview(values["messages"])[:4]) if "messages" in values else b"null"
+    if first == b"null":
         raise Refused("missing_value", "messages is required", param="messages")
-    if not text.startswith(b"["):
+    if not first.startswith(b"["):
         raise Refused("invalid_value", "messages must be an array", param="messages")
 
 
-def _wants_usage(options: _StreamOptions | None, members: Members) -> bool:
-    if options is None:
+def _wants_usage(members: Members) -> bool:
+    text = members.text_of("stream_options")
+    if text is None:
         return False
     try:
         # A doubled include_usage could be read two ways.
-        read_members(members.text_of("stream_options") or b"{}")
+        read_members(text)
+        return _as_stream_options(text).include_usage is True
     except DuplicateKey as error:
         raise Refused("duplicate_key", str(error), param="stream_options") from None
-    return options.include_usage is True
+    except (InvalidJson, msgspec.DecodeError):
+        expected = "an object with include_usage true or false"
+        raise Refused("invalid_value", f"stream_options must be {expected}", param="stream_options") from None
 
 
-def _max_tokens(known: _Read) -> int | None:
-    count = known.max_completion_tokens
-    if count is None:
-        count = known.max_tokens if known.max_tokens is not None else known.max_output_tokens
-    if count is not None and count < 0:
-        raise Refused("invalid_value", "the limit of output tokens must not be negative", param="max_tokens")
-    return count
+def _max_tokens(values: dict[str, Raw]) -> int | None:
+    for key in _LIMIT_KEYS:
+        if key in values:
+            text = bytes(values[key])
+            if text.isdigit() and len(text) < 19:
+                return int(text)
+            if text != b"null":
+                raise Refused("invalid_value", f"{key} must be a whole number, not negative", param=key)
+    return None

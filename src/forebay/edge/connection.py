@@ -217,7 +217,7 @@ class ClientConnection:
         if self._reply is not None or self._blocked or transport is None or transport.is_closing():
             return
         if self._queue:
-            if len(self._queue) >= MAX_PIPELINED:
+            if len(self._queue) == MAX_PIPELINED:
                 transport.resume_reading()
             request, keep_alive, chunked = self._queue.popleft()
             keep_alive = keep_alive and not self._owner.draining

@@ -12,9 +12,11 @@ DROPPED = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"date", b"server", b"x-request-id",
     b"set-cookie", b"alt-svc", b"access-control-allow-origin", b"access-control-allow-credentials",
+    b"server-timing", b"x-forebay-call-id", b"x-forebay-pool", b"x-forebay-degraded", b"x-forebay-stripped",
 ))  # fmt: skip
 _BODILESS = (204, 304)
 _NO_BUFFERING = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
+_OURS_IN_STREAMS = frozenset((b"x-accel-buffering", b"cache-control"))
 
 
 class Reply:
@@ -65,6 +67,8 @@ class Reply:
         self.status = status
         lines = [status_line(status), b"date: %b\r\n" % self._date]
         named = _connection_options(headers)
+        if length_bytes is None:
+            named |= _OURS_IN_STREAMS
         lines += [b"%b: %b\r\n" % h for h in headers if h[0] not in DROPPED and h[0] not in named]
         lines.append(self.extra)
         if self.timing is not None:

@@ -51,11 +51,19 @@ def _key_of(request: Request) -> bytes:
     return credential
 
 
+def _is_foreign(origin: bytes) -> bool:
+    """Say whether a browser sent this from a page that does not come from this machine."""
+    host = origin.partition(b"://")[2]
+    return bool(origin) and not host.startswith((b"localhost", b"127.0.0.1", b"[::1]"))
+
+
 def _local_only(request: Request) -> Tenant:
     host = request.headers.get(b"host", b"")
     name = host if host.endswith(b"]") else host.rpartition(b":")[0] or host
     if name.lower() not in _LOOPBACK_HOSTS:
         raise Refused("host_not_allowed", "without configured tenants only localhost may call; configure tenants")
+    if _is_foreign(request.headers.get(b"origin", b"")):
+        raise Refused("host_not_allowed", "without configured tenants no page of another site may call")
     if any(header in request.headers for header in _FORWARDING):
         raise Refused("host_not_allowed", "without configured tenants no proxy may call; configure tenants")
     return KEYLESS

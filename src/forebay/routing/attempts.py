@@ -111,5 +111,6 @@ def counts_against_replica(failure: FailureKind, verdict: Verdict) -> bool:
     Not overload: an engine that answers 429, or names the time of its return, is alive. Not the call's own
     total deadline.
     """
-    overloaded = verdict.status == 429 or (verdict.status == 503 and verdict.retry_after_s is not None)
+    status = verdict.status if verdict.answer is None else verdict.answer.status
+    overloaded = status == 429 or (status == 503 and verdict.retry_after_s is not None)
     return not overloaded and failure is not FailureKind.TOTAL

@@ -71,7 +71,8 @@ class Connections:
                 replica.port,
                 ssl=context,
             )
-        self._open.add(connection)
+        if connection.transport is not None:
+            self._open.add(connection)
         return connection
 
     def give_back(self, connection: Connection) -> None:
