@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import anthropic
-import httpx
 import openai
 import pytest
 from conformance.cases import HELLO, JSON_SCHEMA, TALK, TOO_LONG, UNICODE
@@ -29,12 +28,12 @@ class Clients(NamedTuple):
 @pytest.fixture(scope="module")
 def direct(world: World) -> Iterator[Clients]:
     host, port = world.engine("llamacpp")
+    base_url = f"http://{host}:{port}"
     # llama.cpp closes a connection after a streamed answer without saying so: nothing is kept alive.
-    with httpx.Client(limits=httpx.Limits(max_keepalive_connections=0)) as http:
-        base_url = f"http://{host}:{port}"
-        with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, http_client=http) as one:
-            with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as other:
-                yield Clients(one, other, "default")
+    more: dict[str, Any] = {"api_key": "none", "max_retries": 0, "default_headers": {"Connection": "close"}}
+    with openai.OpenAI(base_url=f"{base_url}/v1", **more) as one:
+        with anthropic.Anthropic(base_url=base_url, **more) as other:
+            yield Clients(one, other, "default")
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,8 @@ async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
         if sliced:
             await asyncio.sleep(0)
         check_depth(body, json_depth)
+        if sliced:
+            await asyncio.sleep(0)
     except UnicodeDecodeError:
         raise Refused("invalid_json", "the body is not UTF-8") from None
     except InvalidJson as error:

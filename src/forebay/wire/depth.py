@@ -8,8 +8,8 @@ from forebay.wire.members import InvalidJson, TooDeep, read_members
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _OPENERS = (b"[", b"{")
 
-# Whole-body passes that the depth check may make before it gives up: a chat body needs four.
-_DEPTH_PASSES = 16
+# Whole-body passes that the depth check may make before it gives up: a chat with images needs six.
+_DEPTH_PASSES = 8
 _FREE_DEPTH_BYTES = 65_536
 
 
@@ -17,18 +17,18 @@ def check_depth(raw: bytes, limit: int) -> None:
     """Refuse a JSON text that is nested deeper than a limit, in bounded work.
 
     Each level is split by the decoder in turn, and only parts with enough brackets to break the limit
-    are looked into, so ordinary bodies cost two counts.
+    are looked into, so ordinary bodies cost two searches.
 
     Args:
         raw: valid JSON, any size.
         limit: levels of arrays and objects that are allowed.
 
     Raises:
-        TooDeep: deeper, or the check would read the text more than 16 times.
+        TooDeep: deeper, or the check would read the text more than 8 times.
         DuplicateKey: a key stands twice where depth had to be looked for: the copy that the decoder drops
             could hide it.
     """
-    if raw.count(b"[") + raw.count(b"{") <= limit:
+    if not _has_more_openers(raw, limit):
         return
     budget_bytes = max(_FREE_DEPTH_BYTES * limit, _DEPTH_PASSES * len(raw))
     level = [raw.strip()]
@@ -44,7 +44,20 @@ def check_depth(raw: bytes, limit: int) -> None:
 
 
 def _may_exceed(part: bytes, levels: int) -> bool:
-    return part[:1] in _OPENERS and part.count(b"[") + part.count(b"{") > levels
+    return part[:1] in _OPENERS and _has_more_openers(part, levels)
+
+
+def _has_more_openers(text: bytes, levels: int) -> bool:
+    """Say whether a text has more opening brackets than this; stops at the first one too many."""
+    found = 0
+    for opener in _OPENERS:
+        at = text.find(opener)
+        while at >= 0:
+            found += 1
+            if found > levels:
+                return True
+            at = text.find(opener, at + 1)
+    return False
 
 
 def _children(part: bytes) -> list[bytes]:
