@@ -20,7 +20,7 @@ class Tap:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._received = bytearray()
+        self._received: list[bytearray] = []
         self._open: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
@@ -37,10 +37,11 @@ class Tap:
             one.close()
 
     def take(self) -> bytes:
-        """Everything that the engine was sent since the last call."""
+        """The calls that the engine was sent since this was last asked; health polls are left out."""
         with self._lock:
-            taken = bytes(self._received)
-            self._received.clear()
+            taken = b"".join(sent for sent in self._received if sent.startswith(b"POST "))
+            for sent in self._received:
+                sent.clear()
             return taken
 
     def _accept(self) -> None:
@@ -51,15 +52,16 @@ class Tap:
                 return
             engine = socket.create_connection(self._to)
             self._open += [client, engine]
-            for source, sink, keep in ((client, engine, True), (engine, client, False)):
-                threading.Thread(target=self._pump, args=(source, sink, keep), daemon=True).start()
+            with self._lock:
+                self._received.append(sent := bytearray())
+            for source, sink, kept in ((client, engine, sent), (engine, client, bytearray())):
+                threading.Thread(target=self._pump, args=(source, sink, kept), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, keep: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
         try:
             while data := source.recv(65_536):
-                if keep:
-                    with self._lock:
-                        self._received += data
+                with self._lock:
+                    kept += data
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:

@@ -162,7 +162,7 @@ class Try:
         sending = sending_of(shape, **terms)
         self.relay = Relay(call or call_of(shape), sending, self.reply, self.record, self.clock)
         self.relay.verdict = self.promise  # type: ignore[assignment]
-        self.relay.begin(self.line.connection, [b"request"])
+        self.relay.begin(self.line.connection, b"request")
 
     def feed(self, *reads: bytes) -> None:
         self.line.feed(*reads)

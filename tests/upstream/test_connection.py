@@ -42,7 +42,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\n
 
 def ask(line: Line, *reads: bytes) -> Taker:
     taker = Taker()
-    line.connection.send([b"request"], taker)
+    line.connection.send(b"request", b"", taker)
     line.feed(*reads)
     return taker
 
@@ -69,7 +69,7 @@ def test_a_connection_serves_one_answer_after_the_other() -> None:
 
 def test_a_large_request_is_sent_in_parts() -> None:
     line = Line()
-    line.connection.send([b"head", b"body"], Taker())
+    line.connection.send(b"head", b"body", Taker())
     assert line.transport.sent == b"headbody"
 
 
@@ -270,7 +270,7 @@ def test_a_read_is_offered_only_where_a_chunk_begins(sizes: list[int], data: st.
     at = data.draw(st.integers(1, len(wire) - 1))
     line = Line()
     taker = Express()
-    line.connection.send([b"request"], taker)
+    line.connection.send(b"request", b"", taker)
     line.feed(wire[:at], wire[at:])
     if taker.taken:
         assert at in starts
@@ -280,7 +280,7 @@ def test_a_read_is_offered_only_where_a_chunk_begins(sizes: list[int], data: st.
 def test_no_read_is_offered_in_the_middle_of_a_chunk_size() -> None:
     line = Line()
     taker = Express()
-    line.connection.send([b"request"], taker)
+    line.connection.send(b"request", b"", taker)
     line.feed(HEAD + b"1\r\nx\r\n1", b"0\r\n0123456789abcdef\r\n")
     assert taker.taken == []
     assert taker.body == b"x0123456789abcdef"

@@ -14,7 +14,8 @@ from forebay.clock import SystemClock
 from forebay.domain import FailureKind, Outcome, Replica
 from forebay.policy import Timeouts
 from forebay.traffic import Call, Verdict
-from forebay.upstream.send import JOIN_BYTES, Upstream
+from forebay.upstream.connection import SLICE_BYTES
+from forebay.upstream.send import Upstream
 
 pytestmark = pytest.mark.integration
 
@@ -119,7 +120,7 @@ def test_the_bytes_of_a_request(engine: Callable[..., ScriptedEngine]) -> None:
     }
 
 
-@pytest.mark.parametrize("size", [JOIN_BYTES - 1, JOIN_BYTES, 3_000_000])
+@pytest.mark.parametrize("size", [SLICE_BYTES - 1, SLICE_BYTES + 1, 3_000_000])
 def test_bodies_of_any_size(engine: Callable[..., ScriptedEngine], size: int) -> None:
     made = engine()
     body = b'{"model":"m","x":"' + b"y" * (size - 20) + b'"}'

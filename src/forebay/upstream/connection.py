@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from forebay.upstream.connections import Connections
 
 
+# What is written of a body before the loop gets a turn.
+SLICE_BYTES = 262_144
+_NOTHING = memoryview(b"")
+
+
 class Connection:
     """One connection to one replica; an asyncio protocol without its base class (see decisions/0002)."""
 
     __slots__ = (
-        "_at_chunk", "_draining", "_headers", "_interim", "_parser", "_pool", "_read_any", "_receiver",
-        "_single_use", "_until_close", "idle_since_s", "replica", "reused", "transport",
+        "_at_chunk", "_draining", "_full", "_headers", "_interim", "_parser", "_pool", "_read_any", "_receiver",
+        "_single_use", "_unsent", "_until_close", "idle_since_s", "replica", "reused", "transport",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, pool: "Connections", *, single_use: bool = False) -> None:
@@ -36,15 +41,31 @@ class Connection:
         self._until_close = False
         self._draining = False
         self._at_chunk = False
+        self._full = False
+        self._unsent = _NOTHING
 
-    def send(self, parts: list[bytes], receiver: Receiver) -> None:
+    def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send one request; the answer goes to the receiver."""
         self._receiver = receiver
         self._read_any = False
-        if self.transport is None or self.transport.is_closing():
+        transport = self.transport
+        if transport is None or transport.is_closing():
             self._lose(FailureKind.RESET)
+        elif len(body) <= SLICE_BYTES:
+            transport.write(head + body)
         else:
-            self.transport.write(parts[0]) if len(parts) == 1 else self.transport.writelines(parts)
+            transport.write(head)
+            self._unsent = memoryview(body)
+            self._send_slice()
+
+    def _send_slice(self) -> None:
+        """Send the next part of a large body: the loop gets a turn after each, and waits while the engine reads."""
+        if not self._unsent or self._full or self.transport is None or self._receiver is None:
+            return
+        self.transport.write(self._unsent[:SLICE_BYTES])
+        self._unsent = self._unsent[SLICE_BYTES:]
+        if self._unsent and not self._full:
+            self._pool.loop.call_soon(self._send_slice)
 
     @property
     def answered(self) -> bool:
@@ -116,10 +137,13 @@ class Connection:
         self.transport = None
 
     def pause_writing(self) -> None:
-        """The engine reads slowly: the body is already in the transport's buffer, so nothing to do."""
+        """The engine reads slowly."""
+        self._full = True
 
     def resume_writing(self) -> None:
         """The engine caught up."""
+        self._full = False
+        self._send_slice()
 
     # httptools' side
 
@@ -164,7 +188,9 @@ class Connection:
         receiver, self._receiver = self._receiver, None
         self._draining = self._at_chunk = False
         # Valid inside this callback only: read later it says False and every call would dial anew.
-        if self._parser.should_keep_alive() and not self._single_use:
+        whole = not self._unsent  # an engine may answer before it has read the body; the rest is then dropped
+        self._unsent = _NOTHING
+        if self._parser.should_keep_alive() and whole and not self._single_use:
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()

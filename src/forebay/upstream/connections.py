@@ -23,7 +23,7 @@ class Connections:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        self._loop = loop
+        self.loop = loop
         self._clock = clock
         self._idle: dict[str, deque[Connection]] = {}
         self._open: set[Connection] = set()
@@ -65,7 +65,7 @@ class Connections:
         connection = Connection(replica, self, single_use=single_use)
         context = self._tls_context() if replica.tls else None
         async with asyncio.timeout(timeout_s):
-            await self._loop.create_connection(
+            await self.loop.create_connection(
                 lambda: connection,  # type: ignore[type-var]  # no base class: decisions/0002
                 replica.host,
                 replica.port,

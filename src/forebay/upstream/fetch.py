@@ -65,7 +65,7 @@ class Fetcher:
             connection = await self._connections.dial(replica, timeout_s, single_use=True)
             done: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
             try:
-                connection.send([_request(replica, path)], _Page(done))
+                connection.send(_request(replica, path), b"", _Page(done))
                 return await done
             finally:
                 connection.abort()

@@ -63,11 +63,11 @@ class Relay:
         self._express = self._done = False
         self.committed = self.settled = False
 
-    def begin(self, connection: Connection, parts: list[bytes]) -> None:
+    def begin(self, connection: Connection, head: bytes) -> None:
         """Send the request on a connection and wait for its answer."""
         self._connection = connection
         self._reply.listener = self
-        connection.send(parts, self)
+        connection.send(head, self._sending.body, self)
 
     # the engine's side
 

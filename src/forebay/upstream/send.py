@@ -11,8 +11,6 @@ from forebay.upstream.connections import Connections
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.relay import Relay
 
-# Below this size head and body are joined into one write; above, copying costs more than a second part.
-JOIN_BYTES = 65_536
 MAX_HEADS = 1024
 _UNREACHABLE = Verdict(False, Outcome.ENGINE_ERROR, FailureKind.CONNECT, message="no connection to the engine")
 
@@ -41,10 +39,10 @@ class Upstream:
 
         The record gets usage and times; the reply gets the answer once the engine has begun it.
         """
-        parts = self._parts(call, replica, sending)
+        head = self._head(call, replica, len(sending.body))
         connection = self.connections.take(replica)
         if connection is not None:
-            verdict = await self._run(Relay(call, sending, reply, record, self._clock), connection, parts)
+            verdict = await self._run(Relay(call, sending, reply, record, self._clock), connection, head)
             stale = verdict.failure is FailureKind.RESET and not connection.answered
             if not stale or reply.gone:
                 return verdict
@@ -52,7 +50,7 @@ class Upstream:
             connection = await self.connections.dial(replica, sending.timeouts.connect_s)
         except (OSError, TimeoutError):
             return _UNREACHABLE
-        return await self._run(Relay(call, sending, reply, record, self._clock), connection, parts)
+        return await self._run(Relay(call, sending, reply, record, self._clock), connection, head)
 
     def tick(self) -> None:
         """Let every running relay check its deadlines; called ten times a second."""
@@ -60,11 +58,11 @@ class Upstream:
         for relay in list(self._relays):
             relay.tick(now_s)
 
-    async def _run(self, relay: Relay, connection: Connection, parts: list[bytes]) -> Verdict:
+    async def _run(self, relay: Relay, connection: Connection, head: bytes) -> Verdict:
         done = relay.verdict = self._loop.create_future()
         self._relays.add(relay)
         try:
-            relay.begin(connection, parts)
+            relay.begin(connection, head)
             verdict: Verdict = await done
             self.missing_done += verdict.missing_done
             return verdict
@@ -73,20 +71,18 @@ class Upstream:
             # Cancelled from outside (shutdown): the engine must not go on for nobody.
             relay.client_gone()
 
-    def _parts(self, call: Call, replica: Replica, sending: Sending) -> list[bytes]:
+    def _head(self, call: Call, replica: Replica, body_bytes: int) -> bytes:
         key = (replica.name, replica.authorization, call.endpoint.path)
         head = self._heads.get(key)
         if head is None:
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
-            head = self._heads[key] = _head(replica, call.endpoint.path)
-        body = sending.body
+            head = self._heads[key] = _common_head(replica, call.endpoint.path)
         lines = b"".join([b"%b: %b\r\n" % header for header in call.headers])
-        head = b"%bX-Request-Id: %b\r\n%bContent-Length: %d\r\n\r\n" % (head, call.call_id.encode(), lines, len(body))
-        return [head + body] if len(body) < JOIN_BYTES else [head, body]
+        return b"%bX-Request-Id: %b\r\n%bContent-Length: %d\r\n\r\n" % (head, call.call_id.encode(), lines, body_bytes)
 
 
-def _head(replica: Replica, path: str) -> bytes:
+def _common_head(replica: Replica, path: str) -> bytes:
     """Write what is the same in every request to one endpoint of one engine."""
     query = f"?{replica.query}" if replica.query else ""
     host = f"[{replica.host}]" if ":" in replica.host else replica.host

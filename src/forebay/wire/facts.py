@@ -139,6 +139,9 @@ def _add_rare(facts: EventFacts, event: Event, seen: _Opening | _Running) -> Non
 
 def _read_unknown(event: Event) -> EventFacts:
     """An event whose known members have other types: relayed as it is when it is a JSON object."""
+    if event.data == b"null":
+        # llama.cpp begins a stream of several prompts with it.
+        return EventFacts()
     try:
         members = _any_object(event.data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
