@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from forebay.domain import FailureKind, Outcome
 from forebay.edge.body import Asked
+from forebay.edge.prompt import choices
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy, Pool
@@ -26,6 +27,8 @@ _FIRST = Step("elsewhere")
 _INCLUDE_USAGE = b'{"include_usage":true}'
 _OPENAI_STREAMS = ("chat", "completions")
 _OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
+_NONE: frozenset[str] = frozenset()
+_ABANDONED = Verdict(False, Outcome.CLIENT_CLOSED)
 
 
 class Ended(Struct, frozen=True):
@@ -59,20 +62,21 @@ class Dispatcher:
         said = reply.extra
         ends: list[Ended] = []
         tried: tuple[Tried, ...] = ()
-        for model in (first, *[policy.models[name] for name in first.fallback]):
+        for name in (call.model, *first.fallback):
+            model = policy.models[name]
             pool = policy.pools[model.pool]
             if model is not first:
                 try:
                     await permit.move(pool.name)
                 except Refused:
                     continue
-            reply.extra = said + explain(call, asked, model, pool)
-            sending = prepare(call, asked, model, pool, policy)
-            verdict, tried = await self._on_pool(call, model.name, pool, sending, tried, (reply, record))
+            sending, explained = prepare(call, asked, model, pool, policy)
+            reply.extra = said + explained
+            verdict, tried = await self._on_pool(call, name, pool, sending, tried, (reply, record))
             if verdict is not None:
-                ends.append(Ended(verdict, model.name))
                 if not _may_fall_back(verdict):
-                    return ends[-1]
+                    return Ended(verdict, name)
+                ends.append(Ended(verdict, name))
             if len(tried) >= attempts.MAX_TRIES:
                 break
         if not ends:
@@ -89,29 +93,28 @@ class Dispatcher:
         partners: tuple[Reply, Record],
     ) -> tuple[Verdict | None, tuple[Tried, ...]]:
         """Try the replicas of one pool; return its best verdict so far, and all tries."""
-        step, used = _FIRST, frozenset[str]()
+        step, used = _FIRST, _NONE
         best: Verdict | None = None
+        tokens = call.prompt_tokens + call.output_tokens
         while step.action == "elsewhere":
-            lease = await self._lease(call, pool, used, step)
+            lease = self._fleet.choose(pool.name, tokens, used) or await self._again(pool, tokens, used, step)
             if lease is None:
                 break
-            name = lease.state.replica.name
-            used |= {name}
             verdict, failure = await self._attempt(call, sending, lease, *partners)
             if failure is None or verdict.committed:
                 return verdict, tried
             if best is None or _rank(verdict) <= _rank(best):
                 best = verdict
+            name = lease.state.replica.name
+            used |= {name}
             tried += (Tried(model, name, failure, verdict.status, verdict.retry_after_s),)
             step = attempts.next_step(tried, pool.max_attempts, random.random())
         return best, tried
 
-    async def _lease(self, call: Call, pool: Pool, used: frozenset[str], step: Step) -> Lease | None:
-        """Take a replica not used yet; else, after the pause, one of those that may be asked again."""
-        tokens = call.prompt_tokens + call.output_tokens
-        lease = self._fleet.choose(pool.name, tokens, used)
-        if lease is not None or used <= step.excluded or step.pause_s > attempts.MAX_PAUSE_S:
-            return lease
+    async def _again(self, pool: Pool, tokens: int, used: frozenset[str], step: Step) -> Lease | None:
+        """After the pause, take one of the replicas used before that may be asked again."""
+        if used <= step.excluded or step.pause_s > attempts.MAX_PAUSE_S:
+            return None
         await asyncio.sleep(step.pause_s)
         return self._fleet.choose(pool.name, tokens, step.excluded)
 
@@ -120,18 +123,14 @@ class Dispatcher:
     ) -> tuple[Verdict, FailureKind | None]:
         replica = lease.state.replica
         record.dispatched(sending.pool, replica.name)
+        verdict = _ABANDONED
         try:
             verdict = await self._upstream.attempt(call, replica, sending, reply, record)
-        except BaseException:
-            self._fleet.report(lease, None, answered=False)
-            raise
-        if verdict.outcome is Outcome.OK:
-            self._fleet.report(lease, None, answered=True)
-            return verdict, None
-        failure = attempts.failure_of(verdict)
-        counted = failure is not None and attempts.counts_against_replica(failure, verdict)
-        answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
-        self._fleet.report(lease, failure if counted else None, answered=answered)
+        finally:
+            failure = None if verdict.outcome in _OVER else attempts.failure_of(verdict)
+            counted = failure is not None and attempts.counts_against_replica(failure, verdict)
+            answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
+            self._fleet.report(lease, failure if counted else None, answered=answered)
         if failure is not None:
             record.attempt_failed(failure, verdict.status)
         return verdict, failure
@@ -142,21 +141,28 @@ class Dispatcher:
         return Refused("no_engine", "no engine can take this call now", retry_after_s=2)
 
 
-def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) -> Sending:
-    """Make the body and the terms for one model: the whole list of what Forebay changes in a request."""
-    denied = ENGINES[pool.engine].denied_fields
+def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) -> tuple[Sending, bytes]:
+    """Make what is sent for one model, and the header lines that say so to the client.
+
+    These edits are the whole list of what Forebay changes in a request.
+    """
     edits: dict[str, bytes | None] = {}
+    explained = f"x-forebay-pool: {pool.name}\r\n"
+    denied = ENGINES[pool.engine].denied_fields
     if not denied.isdisjoint(asked.members.values):
-        edits = dict.fromkeys(denied & asked.members.values.keys())
+        edits = dict.fromkeys(sorted(denied & asked.members.values.keys()))
+        explained += f"x-forebay-stripped: {', '.join(edits)}\r\n"
+    if model.name != call.model:
+        explained += "x-forebay-degraded: fallback\r\n"
     name = model.upstream_model or model.name
     if name != asked.model and asked.model:
         edits["model"] = msgspec.json.encode(name)
-    openai_stream = call.endpoint.shape in _OPENAI_STREAMS
+    openai_stream = call.stream and call.endpoint.shape in _OPENAI_STREAMS
     # llama.cpp's last chunk carries the counts anyway, in `timings`.
-    asks_usage = call.stream and openai_stream and not call.wants_usage and pool.engine != "llamacpp"
+    asks_usage = openai_stream and not call.wants_usage and pool.engine != "llamacpp"
     if asks_usage:
         edits["stream_options"] = _with_usage(asked.members.text_of("stream_options"))
-    return Sending(
+    sending = Sending(
         pool.name,
         splice.edit(asked.members, edits),
         model.timeouts,
@@ -164,18 +170,9 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
         policy.limits.response_bytes,
         Rewriter(model.name, asks_usage),
         openai_stream,
+        choices(asked) if openai_stream else 1,
     )
-
-
-def explain(call: Call, asked: Asked, model: Model, pool: Pool) -> bytes:
-    """Say on the answer where it comes from, and what was taken out of the request."""
-    lines = f"x-forebay-pool: {pool.name}\r\n"
-    denied = ENGINES[pool.engine].denied_fields
-    if not denied.isdisjoint(asked.members.values):
-        lines += f"x-forebay-stripped: {', '.join(sorted(denied & asked.members.values.keys()))}\r\n"
-    if model.name != call.model:
-        lines += "x-forebay-degraded: fallback\r\n"
-    return lines.encode()
+    return sending, explained.encode()
 
 
 def _with_usage(options: bytes | None) -> bytes:

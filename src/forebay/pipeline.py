@@ -10,6 +10,8 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Coroutine
+from typing import Any
 
 from forebay.clock import Clock
 from forebay.dispatch import Dispatcher, Ended
@@ -51,8 +53,8 @@ class Pipeline:
         self._run_id = secrets.token_hex(5)
         self._sequence = itertools.count(1)
 
-    async def handle(self, request: Request, reply: Reply) -> None:
-        """Serve one request; every error becomes an answer."""
+    def handle(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
+        """Serve one request: answer what Forebay knows itself, and return the work of a call."""
         policy = self._policy.current
         if b"origin" in request.headers:
             reply.extra += cors_lines(request, policy)
@@ -61,14 +63,14 @@ class Pipeline:
         except Refused as refusal:
             self._recorder.unrouted(refusal.code, refusal.status)
             ending.end_with_error(reply, refusal, "whole")
-            return
-        if route.endpoint is None:
-            self._local.answer(route, request, reply, policy)
-        else:
-            await self.serve(request, reply, route.endpoint, policy)
+            return None
+        if route.endpoint is not None:
+            return self.serve(request, reply, route.endpoint, policy)
+        self._local.answer(route, request, reply, policy)
+        return None
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint, policy: Policy) -> None:
-        """Serve one inference call."""
+        """Serve one inference call; every error becomes an answer."""
         call_id = f"{self._run_id}-{next(self._sequence):x}"
         asked_id = request_id(request) or call_id
         address = client_address(request.peer, request.headers.get(b"x-forwarded-for"), policy.trusted_proxies)

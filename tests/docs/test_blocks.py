@@ -44,7 +44,7 @@ def test_there_is_something_to_check() -> None:
     assert JSON
 
 
-@pytest.mark.parametrize(("block", "text"), CONFIGURATIONS, ids=lambda value: str(value) if len(value) > 3 else "")
+@pytest.mark.parametrize(("block", "text"), CONFIGURATIONS, ids=[str(block) for block, _ in CONFIGURATIONS])
 def test_every_configuration_loads(block: Block, text: str) -> None:
     assert faults(text) == []
 

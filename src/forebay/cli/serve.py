@@ -101,7 +101,7 @@ def _greet(plan: Plan, address: Address, data_dir: Path) -> None:
 
 def _example(address: Address, policy: Policy) -> str:
     model = next(iter(policy.models))
-    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello!"}}]}}'
+    body = f'{{"model":"{model}","max_tokens":60,"messages":[{{"role":"user","content":"Hello!"}}]}}'
     return f"Try:  curl http://{address}/v1/chat/completions -d '{body}'"
 
 

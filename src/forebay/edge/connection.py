@@ -22,7 +22,8 @@ MAX_PIPELINED = 16
 _FRAMING_RATIO = 8
 _VERSIONS = ("1.1", "1.0")
 
-Handler = Callable[[Request, Reply], Coroutine[Any, Any, None]]
+Handler = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
+"""Answers a request at once, or returns what will."""
 
 
 class ClientConnection:
@@ -224,8 +225,9 @@ class ClientConnection:
             reply = self._reply = Reply(
                 transport, self._ended, self._owner.date, chunked, keep_alive, request.method == b"HEAD"
             )
+            work = self._owner.handler(request, reply)
             # Owned here: cancelled when the client leaves; it handles its own errors.
-            self._task = self._owner.loop.create_task(self._owner.handler(request, reply))
+            self._task = self._owner.loop.create_task(work) if work is not None else None
         elif self._fault is not None:
             reply = Reply(transport, _forget, self._owner.date, True, False, False)
             reply.whole(self._fault.status, error_headers(self._fault), error_body(self._fault))

@@ -1,4 +1,6 @@
-"""How much text a body holds for the model."""
+"""How much text a body holds for the model, and how many answers to it are due."""
+
+import re
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,6 +24,10 @@ class _Message(Struct):
 
 _read_messages = msgspec.json.Decoder(list[_Message]).decode
 _read_parts = msgspec.json.Decoder(list[_Part]).decode
+_read_prompts = msgspec.json.Decoder(list[Raw]).decode
+_COUNT = re.compile(rb"[1-9][0-9]{0,3}")
+# A flat array of numbers is one prompt, as token ids.
+_SEVERAL_PROMPTS = re.compile(rb'\[\s*["\[]')
 
 
 def text_bytes(asked: Asked) -> int:
@@ -37,6 +43,16 @@ def text_bytes(asked: Asked) -> int:
             return len(messages)
     values = asked.members.values
     return sum(max(0, len(values[key]) - 2) for key in _PROMPT_KEYS if key in values)
+
+
+def choices(asked: Asked) -> int:
+    """Return how many choices an answer must have: `n` for each prompt; what cannot be read counts as one."""
+    count = asked.members.text_of("n")
+    each = int(count) if count is not None and _COUNT.fullmatch(count) else 1
+    prompt = asked.members.text_of("prompt")
+    if prompt is None or not _SEVERAL_PROMPTS.match(prompt):
+        return each
+    return each * len(_read_prompts(prompt))
 
 
 def _content_bytes(content: Raw) -> int:

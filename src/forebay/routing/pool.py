@@ -41,6 +41,11 @@ class ReplicaState:
         """Order of choice: well before doubtful, little before much, longest unused before others."""
         return self.loading or self.up is False, self.in_flight_tokens, self.turn
 
+    def may_take(self, now_s: float) -> bool:
+        """Say whether it may get one more call."""
+        limit = self.pool.max_in_flight
+        return not self.drained and (limit is None or self.in_flight < limit) and self.breaker.allows(now_s)
+
     def __repr__(self) -> str:
         """Show what the choice depends on."""
         return f"{self.replica.name} in_flight={self.in_flight} tokens={self.in_flight_tokens} {self.breaker!r}"
@@ -95,12 +100,8 @@ class Fleet:
         """
         now_s = self._clock.now_s()
         best: ReplicaState | None = None
-        for state in self._states.get(pool, {}).values():
-            if state.drained or state.replica.name in excluded or not self._has_room(state):
-                continue
-            if not state.breaker.allows(now_s):
-                continue
-            if best is None or state.rank < best.rank:
+        for name, state in self._states.get(pool, {}).items():
+            if name not in excluded and state.may_take(now_s) and (best is None or state.rank < best.rank):
                 best = state
         if best is None:
             return None
@@ -130,10 +131,6 @@ class Fleet:
         """Say whether at least one replica of a pool may be used now."""
         now_s = self._clock.now_s()
         return any(not s.drained and s.breaker.allows(now_s) for s in self.states(pool))
-
-    def _has_room(self, state: ReplicaState) -> bool:
-        limit = state.pool.max_in_flight
-        return limit is None or state.in_flight < limit
 
 
 def _kept(old: ReplicaState | None, replica: Replica, pool: Pool) -> ReplicaState:

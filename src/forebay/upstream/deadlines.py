@@ -26,6 +26,7 @@ class Sending(Struct, frozen=True):
         max_answer_bytes: bound of an answer that is not streamed.
         rewriter: turns the engine's events and bodies into the client's.
         sends_done: whether streams of this endpoint end with the `[DONE]` sentinel.
+        choices: that a stream must finish before it is complete.
     """
 
     pool: str
@@ -35,6 +36,7 @@ class Sending(Struct, frozen=True):
     max_answer_bytes: int
     rewriter: Rewriter
     sends_done: bool
+    choices: int = 1
 
 
 class Times(Struct, frozen=True):

@@ -40,7 +40,7 @@ class Relay:
     __slots__ = (
         "_blocked_since_s", "_body", "_body_bytes", "_call", "_clock", "_connection", "_done", "_express",
         "_finished_at_s", "_framer", "_headers", "_held", "_last_s", "_mode", "_record", "_reply",
-        "_sending", "_started_s", "_status", "committed", "settled", "verdict",
+        "_sending", "_started_s", "_status", "_unfinished", "committed", "settled", "verdict",
     )  # fmt: skip
 
     def __init__(self, call: Call, sending: Sending, reply: Reply, record: Record, clock: Clock) -> None:
@@ -60,6 +60,7 @@ class Relay:
         self._body_bytes = 0
         self._started_s = self._last_s = clock.now_s()
         self._finished_at_s = self._blocked_since_s = 0.0
+        self._unfinished = sending.choices
         self._express = self._done = False
         self.committed = self.settled = False
 
@@ -194,11 +195,13 @@ class Relay:
         if seen.usage is not None:
             self._record.usage = merge_usage(self._record.usage, seen.usage)
             self._note_timings(seen.timings)
-        if seen.finished is not None or (seen.done and not self._sending.sends_done):
+        if seen.finished is not None:
+            self._unfinished -= seen.ends
+        if self._unfinished <= 0 or (seen.done and not self._sending.sends_done):
             self._finished_at_s = self._last_s
         if seen.done and self._sending.sends_done:
-            # Written by us at the end, and only behind a finish_reason.
-            self._done = bool(self._finished_at_s)
+            # Written by us at the end, and only behind a finish_reason; of how many choices, the engine knows best.
+            self._done = self._unfinished < self._sending.choices
             return b""
         if not self.committed:
             if not seen.carries and len(self._held) < MAX_HELD_EVENTS:

@@ -6,7 +6,6 @@ from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome, Replica
 from forebay.ports import Record, Reply
 from forebay.traffic import Call, Verdict
-from forebay.upstream.connection import Connection
 from forebay.upstream.connections import Connections
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.relay import Relay
@@ -41,35 +40,33 @@ class Upstream:
         """
         head = self._head(call, replica, len(sending.body))
         connection = self.connections.take(replica)
-        if connection is not None:
-            verdict = await self._run(Relay(call, sending, reply, record, self._clock), connection, head)
-            stale = verdict.failure is FailureKind.RESET and not connection.answered
+        while True:
+            if connection is None:
+                try:
+                    connection = await self.connections.dial(replica, sending.timeouts.connect_s)
+                except (OSError, TimeoutError):
+                    return _UNREACHABLE
+            relay = Relay(call, sending, reply, record, self._clock)
+            relay.verdict = self._loop.create_future()
+            self._relays.add(relay)
+            try:
+                relay.begin(connection, head)
+                verdict = await relay.verdict
+            finally:
+                self._relays.discard(relay)
+                # Cancelled from outside (shutdown): the engine must not go on for nobody.
+                relay.client_gone()
+            stale = verdict.failure is FailureKind.RESET and connection.reused and not connection.answered
             if not stale or reply.gone:
+                self.missing_done += verdict.missing_done
                 return verdict
-        try:
-            connection = await self.connections.dial(replica, sending.timeouts.connect_s)
-        except (OSError, TimeoutError):
-            return _UNREACHABLE
-        return await self._run(Relay(call, sending, reply, record, self._clock), connection, head)
+            connection = None
 
     def tick(self) -> None:
         """Let every running relay check its deadlines; called ten times a second."""
         now_s = self._clock.now_s()
         for relay in list(self._relays):
             relay.tick(now_s)
-
-    async def _run(self, relay: Relay, connection: Connection, head: bytes) -> Verdict:
-        done = relay.verdict = self._loop.create_future()
-        self._relays.add(relay)
-        try:
-            relay.begin(connection, head)
-            verdict: Verdict = await done
-            self.missing_done += verdict.missing_done
-            return verdict
-        finally:
-            self._relays.discard(relay)
-            # Cancelled from outside (shutdown): the engine must not go on for nobody.
-            relay.client_gone()
 
     def _head(self, call: Call, replica: Replica, body_bytes: int) -> bytes:
         key = (replica.name, replica.authorization, call.endpoint.path)

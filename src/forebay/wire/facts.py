@@ -83,7 +83,7 @@ def is_plain_token(text: bytes, model: str) -> bool:
     return (
         choices is not None
         and len(choices) > 0
-        and (choices[0].finish_reason is None if len(choices) == 1 else _none_finished(choices))
+        and (choices[0].finish_reason is None if len(choices) == 1 else not _count_finished(choices))
         and seen.usage is None
         and not seen.error
         and seen.timings is None
@@ -91,8 +91,8 @@ def is_plain_token(text: bytes, model: str) -> bool:
     )
 
 
-def _none_finished(choices: tuple[_ClosingChoice, ...]) -> bool:
-    return all(choice.finish_reason is None for choice in choices)
+def _count_finished(choices: tuple[_ClosingChoice | _Choice, ...]) -> int:
+    return sum(choice.finish_reason is not None for choice in choices)
 
 
 def _read_running(event: Event) -> EventFacts:
@@ -103,6 +103,8 @@ def _read_running(event: Event) -> EventFacts:
         for choice in choices:
             if choice.finish_reason is not None:
                 facts.finished = choice.finish_reason
+        if len(choices) > 1:
+            facts.ends = _count_finished(choices)
     if seen.usage is not None or seen.timings is not None or seen.error or event.name or not choices:
         _add_rare(facts, event, seen)
     return facts
@@ -116,6 +118,8 @@ def _read_opening(event: Event) -> EventFacts:
             facts.finished = choice.finish_reason
         if choice.text or choice.finish_reason is not None or _delta_carries(choice.delta):
             facts.carries = True
+    if seen.choices is not None and len(seen.choices) > 1:
+        facts.ends = _count_finished(seen.choices)
     _add_rare(facts, event, seen)
     return facts
 

@@ -24,6 +24,7 @@ class EventFacts(Struct, gc=False):
     Attributes:
         carries: it brings something that a client waits for (text, reasoning, a tool call, an end).
         finished: the finish reason that it brings.
+        ends: choices that have one, when it brings any.
         usage: token counts that it brings.
         usage_only: it is the extra chunk that `include_usage` asks for and holds nothing else.
         error: the engine's error as JSON text.
@@ -35,6 +36,7 @@ class EventFacts(Struct, gc=False):
 
     carries: bool = False
     finished: str | None = None
+    ends: int = 1
     usage: Usage | None = None
     usage_only: bool = False
     error: bytes | None = None
