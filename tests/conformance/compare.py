@@ -109,7 +109,8 @@ def _first_gap(expected: Flat, found: Flat) -> str:
 
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
-REPLACED = HOP_BY_HOP | {"content-length", "date", "server", "set-cookie", "x-request-id", "access-control-allow-origin"}
+OF_THE_ENGINE = {"date", "server", "set-cookie", "alt-svc", "x-request-id", "access-control-allow-origin"}
+REPLACED = HOP_BY_HOP | {"content-length"} | OF_THE_ENGINE
 ADDED = {"date", "x-request-id", "x-forebay-call-id", "x-forebay-pool", "server-timing"}
 ADDED_TO_STREAMS = {"x-accel-buffering", "cache-control"}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.edge.body import Asked, read
-from forebay.edge.prompt import text_bytes
+from forebay.edge.prompt import choices, text_bytes
 from forebay.errors import Refused
 from forebay.wire.endpoints import BY_PATH, Endpoint
 
@@ -205,6 +205,28 @@ def test_the_clients_own_limit(members: dict[str, object], limit: int | None) ->
 )
 def test_the_size_of_what_the_model_reads(members: dict[str, object], size: int, path: str) -> None:
     assert text_bytes(ask({"model": "m", **members}, path)) == size
+
+
+@pytest.mark.parametrize(
+    ("members", "count"),
+    [
+        ({}, 1),
+        ({"n": None, "prompt": None}, 1),
+        ({"n": 3}, 3),
+        ({"n": 3, "prompt": "a"}, 3),
+        ({"n": 0}, 1),
+        ({"n": "3"}, 1),
+        ({"n": 2.0}, 1),
+        ({"n": 123456}, 1),
+        ({"prompt": ["a", "b"]}, 2),
+        ({"prompt": [], "n": 2}, 2),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]], "n": 2}, 4),
+        ({"prompt": {"a": ["b"]}}, 1),
+    ],
+)
+def test_the_choices_that_are_due(members: dict[str, object], count: int) -> None:
+    assert choices(ask({"model": "m", **members}, "/v1/completions")) == count
 
 
 def test_whole_endpoints_never_stream() -> None:

@@ -150,6 +150,7 @@ def answered(status: int, body: bytes = b"", failure: K = K.STATUS) -> Verdict:
         (503, b'{"error":{"message":"loading model"}}', K.LOADING),
         (500, b"Loading", K.STATUS),
         (529, b"", K.STATUS),
+        (500, b'{"error":{"message":"input (601 tokens) is too large to process"}}', None),
         (501, b"", None),
         (302, b"", None),
     ],

@@ -34,9 +34,10 @@ def sending_of(
     model: str = "m",
     drops_usage: bool = False,
     max_answer_bytes: int = 1_000_000,
+    choices: int = 1,
 ) -> Sending:
     rewriter = Rewriter(model, drops_usage)
-    return Sending("main", b'{"model":"m"}', timeouts, stream, max_answer_bytes, rewriter, shape == "chat")
+    return Sending("main", b'{"model":"m"}', timeouts, stream, max_answer_bytes, rewriter, shape == "chat", choices)
 
 
 class FakeReply:

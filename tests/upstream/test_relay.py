@@ -226,6 +226,45 @@ def test_a_finished_stream_without_done_is_complete(how: str) -> None:
     assert made.record.usage == Usage(3, 1)
 
 
+def choice(index: int, text: str = "", finish_reason: str | None = None) -> bytes:
+    return event({"model": "m", "choices": [{"index": index, "text": text, "finish_reason": finish_reason}]})
+
+
+@pytest.mark.parametrize("how", ["last chunk", "cut", "reset", "silence"])
+def test_one_finished_choice_of_two_does_not_finish_the_stream(how: str) -> None:
+    made = started(choice(0, "a"), choice(1, "b"), choice(0, "", "stop"), choices=2)
+    made.after(14.9)
+    assert made.verdict is None, "the other choice goes on"
+    made.events(choice(1, "c"))
+    end = {"last chunk": lambda: made.feed(LAST), "cut": made.line.end, "reset": made.line.lose}
+    end.get(how, lambda: made.after(15.1))()
+    assert made.ended.failure is (FailureKind.STALL if how == "silence" else FailureKind.TRUNCATED)
+    assert DONE not in made.reply.body
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_all_choices_finished_finish_the_stream(together: bool) -> None:
+    ends = [{"index": index, "text": "", "finish_reason": "stop"} for index in range(2)]
+    groups = [ends] if together else [[end] for end in ends]
+    events = [choice(0, "a"), choice(1, "b"), *(event({"model": "m", "choices": group}) for group in groups)]
+    made = started(*events, choices=2)
+    assert made.verdict is None, "a usage chunk may still come"
+    made.after(5.1)
+    well_ended(made, b"".join(events) + DONE)
+
+
+def test_an_engine_that_gives_fewer_choices_ends_with_done() -> None:
+    made = started(choice(0, "a"), choice(0, "", "stop"), DONE, choices=2)
+    well_ended(made, choice(0, "a") + choice(0, "", "stop") + DONE)
+
+
+def test_null_is_held_back_and_passed_on() -> None:
+    made = started(b"data: null\n\n")
+    assert made.reply.body == b""
+    made.events(D("x"), STOP, DONE)
+    well_ended(made, b"data: null\n\n" + D("x") + STOP + DONE)
+
+
 def test_done_without_its_last_blank_line() -> None:
     made = started(D("x"), STOP, b"data: [DONE]")
     made.feed(LAST)

@@ -35,7 +35,7 @@ TIMINGS = {
         ({"prompt_tokens": 4, "total_tokens": 4}, Usage(4, 0)),
         ({"prompt_tokens": 4, "completion_tokens": None}, Usage(4, 0)),
         ({"total_tokens": 7}, Usage(7, 0)),
-        ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 3}, Usage(5, 2, 3)),
+        ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 3}, Usage(8, 2, 3)),
         ({"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}}, Usage(5, 2, 1)),
         ({}, Usage(0, 0)),
     ],

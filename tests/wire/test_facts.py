@@ -210,7 +210,7 @@ def test_the_events_of_a_messages_stream() -> None:
     }
     counted = {**start, "usage": {"input_tokens": 25, "output_tokens": 1, "cache_read_input_tokens": 3}}
     seen = read({"type": "message_start", "message": counted}, "messages", b"message_start")
-    assert (seen.carries, seen.model, seen.usage) == (False, "claude", Usage(25, 1, 3))
+    assert (seen.carries, seen.model, seen.usage) == (False, "claude", Usage(28, 1, 3))
     block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
     assert not read(block, "messages", b"content_block_start").carries
     assert not read({"type": "ping"}, "messages", b"ping").carries

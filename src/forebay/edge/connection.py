@@ -31,8 +31,8 @@ class ClientConnection:
 
     __slots__ = (
         "_blocked", "_body", "_body_bytes", "_complete", "_fault", "_framing_bytes", "_fresh", "_head_bytes",
-        "_headers", "_in_head", "_owner", "_parser", "_peer", "_queue", "_read_bytes", "_repeated", "_reply",
-        "_target", "_task", "since_s", "transport",
+        "_headers", "_in_head", "_lines", "_owner", "_parser", "_peer", "_queue", "_read_bytes", "_repeated",
+        "_reply", "_target", "_task", "since_s", "transport",
     )  # fmt: skip
 
     def __init__(self, owner: "EdgeServer") -> None:
@@ -45,6 +45,7 @@ class ClientConnection:
         self._fault: ForebayError | None = None
         self._blocked = self._fresh = False
         self._complete: bool
+        self._headers: dict[bytes, bytes]
         self._read_bytes = 0
         self.transport: asyncio.Transport | None = None
         self.since_s = owner.clock.now_s()
@@ -158,19 +159,15 @@ class ClientConnection:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line; trailers come here too, and could otherwise pass as headers."""
-        if not self._in_head:
-            return
-        name = name.lower()
-        value = value.strip()
-        if name in self._headers:
-            self._repeated.add(name)
-            value = self._headers[name] + b", " + value
-        self._headers[name] = value
+        if self._in_head:
+            self._lines.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is complete: refuse what is ambiguous before the body is read."""
         self._in_head = False
-        headers = self._headers
+        headers = self._headers = {name.lower(): value.strip() for name, value in self._lines}
+        if len(headers) < len(self._lines):
+            self._join_repeated()
         limits = self._owner.limits
         version = self._parser.get_http_version()
         if version not in _VERSIONS:
@@ -201,9 +198,8 @@ class ClientConnection:
             return
         path, _, query = self._target.partition(b"?")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        repeated = frozenset(self._repeated) if self._repeated else _NOTHING
         now_s = self._owner.clock.now_s()
-        request = Request(parser.get_method(), path, query, self._headers, repeated, body, self._peer, now_s)
+        request = Request(parser.get_method(), path, query, self._headers, self._repeated, body, self._peer, now_s)
         self._queue.append((request, parser.should_keep_alive(), parser.get_http_version() == "1.1"))
         self._fresh = False
         self._reset()
@@ -263,13 +259,21 @@ class ClientConnection:
         else:
             self.data_received(plain)
 
+    def _join_repeated(self) -> None:
+        joined: dict[bytes, list[bytes]] = {}
+        for name, value in self._lines:
+            joined.setdefault(name.lower(), []).append(value.strip())
+        self._repeated = frozenset(name for name, values in joined.items() if len(values) > 1)
+        self._headers.update((name, b", ".join(values)) for name, values in joined.items())
+
     def _head_size(self) -> int:
-        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._lines)
 
     def _reset(self) -> None:
         self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._repeated: set[bytes] = set()
+        self._lines: list[tuple[bytes, bytes]] = []
+        self._headers = {}
+        self._repeated = _NOTHING
         self._body: list[bytes] = []
         self._body_bytes = self._head_bytes = self._framing_bytes = 0
         self._in_head = self._complete = True

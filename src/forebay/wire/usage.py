@@ -23,6 +23,7 @@ class TokenCounts(Struct):
     prompt_tokens_details: CachedTokens | None = None
     input_tokens_details: CachedTokens | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
 
 def usage_of(counts: TokenCounts | None, timings: Timings | None = None) -> Usage | None:
@@ -31,13 +32,20 @@ def usage_of(counts: TokenCounts | None, timings: Timings | None = None) -> Usag
         if timings is None:
             return None
         return Usage(timings.cache_n + timings.prompt_n, timings.predicted_n, timings.cache_n)
-    prompt = counts.prompt_tokens if counts.prompt_tokens is not None else counts.input_tokens
+    prompt = counts.prompt_tokens if counts.prompt_tokens is not None else _input_of(counts)
     completion = counts.completion_tokens if counts.completion_tokens is not None else counts.output_tokens
     details = counts.prompt_tokens_details or counts.input_tokens_details
     cached = details.cached_tokens if details is not None else counts.cache_read_input_tokens
     if prompt is None and completion is None:
         prompt = counts.total_tokens
     return Usage(prompt or 0, completion or 0, cached)
+
+
+def _input_of(counts: TokenCounts) -> int | None:
+    """Anthropic's input_tokens leaves out what was read from the cache or written to it; OpenAI's does not."""
+    if counts.input_tokens is None:
+        return None
+    return counts.input_tokens + (counts.cache_read_input_tokens or 0) + (counts.cache_creation_input_tokens or 0)
 
 
 def merge_usage(old: Usage | None, new: Usage) -> Usage:
