@@ -161,7 +161,7 @@ class DataPlane:
             "documents": msgspec.to_builtins(self._follower.watch.status),
             "in_flight": self.recorder.in_flight,
             "oldest_age_s": round(self.recorder.oldest_age_s(), 3),
-            "queues": {labels[0]: depth for labels, depth in self.gate.queue_depths()},
+            "queues": {labels[0]: depth for labels, depth in self.gate.places.depths()},
             "permits": {labels[0]: held for labels, held in self.gate.permits_held()},
             "replicas": [
                 {

@@ -20,11 +20,9 @@ from forebay.traffic import Call, Verdict
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
 from forebay.wire import splice
-from forebay.wire.members import read_members
 from forebay.wire.rewrite import Rewriter
 
 _FIRST = Step("elsewhere")
-_INCLUDE_USAGE = b'{"include_usage":true}'
 _OPENAI_STREAMS = ("chat", "completions")
 _OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
 _NONE: frozenset[str] = frozenset()
@@ -74,14 +72,14 @@ class Dispatcher:
             reply.extra = said + explained
             verdict, tried = await self._on_pool(call, name, pool, sending, tried, (reply, record))
             if verdict is not None:
-                if not _may_fall_back(verdict):
+                if not attempts.may_fall_back(verdict):
                     return Ended(verdict, name)
                 ends.append(Ended(verdict, name))
             if len(tried) >= attempts.MAX_TRIES:
                 break
         if not ends:
             raise self._nothing_to_try(first.pool)
-        return min(ends, key=lambda end: _rank(end.verdict))
+        return min(ends, key=lambda end: attempts.rank(end.verdict))
 
     async def _on_pool(
         self,
@@ -103,7 +101,7 @@ class Dispatcher:
             verdict, failure = await self._attempt(call, sending, lease, *partners)
             if failure is None or verdict.committed:
                 return verdict, tried
-            if best is None or _rank(verdict) <= _rank(best):
+            if best is None or attempts.rank(verdict) <= attempts.rank(best):
                 best = verdict
             name = lease.state.replica.name
             used |= {name}
@@ -161,7 +159,7 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
     # llama.cpp's last chunk carries the counts anyway, in `timings`.
     asks_usage = openai_stream and not call.wants_usage and pool.engine != "llamacpp"
     if asks_usage:
-        edits["stream_options"] = _with_usage(asked.members.text_of("stream_options"))
+        edits["stream_options"] = splice.with_member(asked.members.text_of("stream_options"), "include_usage", b"true")
     sending = Sending(
         pool.name,
         splice.edit(asked.members, edits),
@@ -173,21 +171,3 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
         choices(asked) if openai_stream else 1,
     )
     return sending, explained.encode()
-
-
-def _with_usage(options: bytes | None) -> bytes:
-    if options is None:
-        return _INCLUDE_USAGE
-    return splice.edit(read_members(options), {"include_usage": b"true"})
-
-
-def _may_fall_back(verdict: Verdict) -> bool:
-    """Say whether another model may still answer: nothing was sent, and the fault is not the caller's."""
-    if verdict.committed or verdict.outcome in _OVER:
-        return False
-    return attempts.failure_of(verdict) not in (None, FailureKind.TOTAL) or attempts.is_context_overflow(verdict)
-
-
-def _rank(verdict: Verdict) -> tuple[bool, float]:
-    """Order failures by what helps the client most: an engine's own answer, with the shortest wait."""
-    return verdict.answer is None, verdict.retry_after_s if verdict.retry_after_s is not None else 1e9

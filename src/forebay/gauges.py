@@ -22,7 +22,7 @@ class Gauges:
 
     def watch(self, metrics: Metrics, gate: LocalGate, lag_s: Callable[[], float]) -> None:
         """Register all readings."""
-        metrics.watch("forebay_queue_depth", gate.queue_depths)
+        metrics.watch("forebay_queue_depth", gate.places.depths)
         metrics.watch("forebay_permits_held", gate.permits_held)
         metrics.watch("forebay_replica_up", self._up)
         metrics.watch("forebay_replica_in_flight", self._in_flight)

@@ -50,7 +50,7 @@ class Gateway:
 
     def gauges(self) -> tuple[dict[str, float], dict[str, float]]:
         """Waiting calls by pool, held permits by tenant."""
-        waiting = {labels[0]: value for labels, value in self.gate.queue_depths()}
+        waiting = {labels[0]: value for labels, value in self.gate.places.depths()}
         return waiting, {labels[0]: value for labels, value in self.gate.permits_held()}
 
 

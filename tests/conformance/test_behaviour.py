@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cases.rawhttp import Client, Response, request_bytes
-from conformance.cases import CHAT, COMPLETIONS, HELLO, MESSAGES, TALK, UNICODE
+from conformance.cases import CHAT, COMPLETIONS, EMBEDDINGS, HELLO, MESSAGES, RESPONSES, TALK, UNICODE
 from conformance.compare import answer, differences, renamed, varying
 from conformance.world import World
 from gateway_process import eventually
@@ -143,6 +143,37 @@ def test_a_choice_that_ends_early_does_not_end_the_others(world: World) -> None:
     through = world.through(COMPLETIONS, body)
     assert min(direct.elapsed_s, through.elapsed_s) > 2 * world.gateway.settings["stream"]["done_grace_s"]
     assert ends(direct) == ends(through) == {0: "stop", 1: "length"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        (CHAT, {"messages": HELLO}),
+        (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}),
+        (COMPLETIONS, {"prompt": "The sky is blue"}),
+        (RESPONSES, {"input": HELLO, "max_output_tokens": 6}),
+        (MESSAGES, {"messages": HELLO}),
+    ],
+)
+def test_the_journal_has_the_engines_counts(world: World, target: str, more: dict[str, Any], stream: bool) -> None:
+    """The second time all of the prompt but its last token comes from the cache, whatever the API calls that."""
+    world.engine("llamacpp")
+    for _ in range(2):
+        done = world.through(target, {"model": "alias", "stream": stream, **SHORT, **more})
+        assert done.status == 200, done.body
+    row = world.gateway.close_line(str(done.value("x-request-id")))
+    prompt_tokens = 4 if target == COMPLETIONS else 32
+    assert (row["input_length"], row["output_length"]) == (prompt_tokens, 6)
+    assert (row["cached_tokens"], row["usage_estimated"]) == (prompt_tokens - 1, False)
+
+
+def test_an_input_that_is_too_large_is_tried_once(world: World) -> None:
+    """llama.cpp answers 500 to it: more tries cannot help, and must not open the breaker for others."""
+    world.engine("llamacpp")
+    done = world.through(EMBEDDINGS, {"model": "alias", "input": "word " * 600})
+    assert (done.status, "too large" in done.error["message"]) == (500, True)
+    assert len(world.gateway.close_line(str(done.value("x-request-id")))["attempts"]) == 1
 
 
 def test_a_prompt_of_3000_tokens(world: World) -> None:

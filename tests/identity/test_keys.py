@@ -6,7 +6,8 @@ import pytest
 
 from forebay.domain import Tenant
 from forebay.errors import Refused
-from forebay.identity.keys import KEYLESS, identify
+from forebay.identity.keyless import KEYLESS
+from forebay.identity.keys import identify
 from forebay.policy import Policy
 from forebay.traffic import Request
 

@@ -133,6 +133,8 @@ class ClientConnection:
         self.transport = None
         if reply is not None and not reply.client_gone() and self._task is not None:
             self._task.cancel()
+        # It refers to us too: a cycle would keep both until the next collection, which stops the loop.
+        del self._parser
 
     def pause_writing(self) -> None:
         """The client takes no more for now."""

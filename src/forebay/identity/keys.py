@@ -1,16 +1,12 @@
 """API keys to tenants."""
 
 import hashlib
-from typing import Final
 
 from forebay.domain import Tenant
 from forebay.errors import Refused
+from forebay.identity.keyless import local_only
 from forebay.policy import Policy
 from forebay.traffic import Request
-
-KEYLESS: Final = Tenant("default")
-_LOOPBACK_HOSTS = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
-_FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def identify(request: Request, policy: Policy) -> Tenant:
@@ -24,7 +20,7 @@ def identify(request: Request, policy: Policy) -> Tenant:
         Refused: `missing_api_key`, `invalid_api_key`, `bad_request` for two keys, `host_not_allowed`.
     """
     if not policy.tenants:
-        return _local_only(request)
+        return local_only(request)
     key = _key_of(request)
     if not key:
         raise Refused("missing_api_key", "send your API key as 'Authorization: Bearer KEY'")
@@ -49,21 +45,3 @@ def _key_of(request: Request) -> bytes:
     if key and key != credential:
         raise Refused("bad_request", "Authorization and x-api-key hold different keys; send one")
     return credential
-
-
-def _is_foreign(origin: bytes) -> bool:
-    """Say whether a browser sent this from a page that does not come from this machine."""
-    host = origin.partition(b"://")[2]
-    return bool(origin) and not host.startswith((b"localhost", b"127.0.0.1", b"[::1]"))
-
-
-def _local_only(request: Request) -> Tenant:
-    host = request.headers.get(b"host", b"")
-    name = host if host.endswith(b"]") else host.rpartition(b":")[0] or host
-    if name.lower() not in _LOOPBACK_HOSTS:
-        raise Refused("host_not_allowed", "without configured tenants only localhost may call; configure tenants")
-    if _is_foreign(request.headers.get(b"origin", b"")):
-        raise Refused("host_not_allowed", "without configured tenants no page of another site may call")
-    if any(header in request.headers for header in _FORWARDING):
-        raise Refused("host_not_allowed", "without configured tenants no proxy may call; configure tenants")
-    return KEYLESS

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from forebay.domain import FailureKind
+from forebay.domain import FailureKind, Outcome
 from forebay.traffic import Verdict
 
 # A caller waits for an engine that names its own pause up to this long; beyond, the pause is passed on.
@@ -119,3 +119,15 @@ def counts_against_replica(failure: FailureKind, verdict: Verdict) -> bool:
     status = verdict.status if verdict.answer is None else verdict.answer.status
     overloaded = status == 429 or (status == 503 and verdict.retry_after_s is not None)
     return not overloaded and failure is not FailureKind.TOTAL
+
+
+def may_fall_back(verdict: Verdict) -> bool:
+    """Say whether another model may still answer: nothing was sent, and the fault is not the caller's."""
+    if verdict.committed or verdict.outcome in (Outcome.OK, Outcome.CLIENT_CLOSED):
+        return False
+    return failure_of(verdict) not in (None, FailureKind.TOTAL) or is_context_overflow(verdict)
+
+
+def rank(verdict: Verdict) -> tuple[bool, float]:
+    """Order failures by what helps the client most: an engine's own answer, with the shortest wait."""
+    return verdict.answer is None, verdict.retry_after_s if verdict.retry_after_s is not None else 1e9

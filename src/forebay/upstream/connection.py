@@ -135,6 +135,8 @@ class Connection:
         self._pool.forget(self)
         self._lose(FailureKind.TRUNCATED if self._read_any else FailureKind.RESET)
         self.transport = None
+        # It refers to us too: a cycle would keep both until the next collection, which stops the loop.
+        del self._parser
 
     def pause_writing(self) -> None:
         """The engine reads slowly."""

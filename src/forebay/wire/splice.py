@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from forebay.wire.members import Members, skip_space, spans_of
+from forebay.wire.members import Members, read_members, skip_space, spans_of
 
 
 def edit(members: Members, edits: Mapping[str, bytes | None]) -> bytes:
@@ -41,6 +41,11 @@ def edit(members: Members, edits: Mapping[str, bytes | None]) -> bytes:
         body += (b"," if kept else b"") + msgspec.json.encode(key) + b":" + (text or b"")
         kept += 1
     return body + raw[close:]
+
+
+def with_member(text: bytes | None, key: str, value: bytes) -> bytes:
+    """Return an object's text with one member set; a new object when there is none."""
+    return edit(read_members(text or b"{}"), {key: value})
 
 
 def _after_comma(raw: bytes, at: int) -> int:
