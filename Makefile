@@ -70,7 +70,7 @@ COMPILE = $(UV) pip compile --quiet $(UPGRADE) --generate-hashes --universal --p
 
 lock: $(UV)
 	$(COMPILE) -o $(REQ)/base.txt pyproject.toml
-	$(COMPILE) -o $(REQ)/demo.txt pyproject.toml --extra demo -c $(REQ)/base.txt
+	$(COMPILE) -o $(REQ)/demo.txt pyproject.toml --extra demo --group model -c $(REQ)/base.txt
 	$(COMPILE) -o $(REQ)/dev.txt pyproject.toml --group dev -c $(REQ)/base.txt
 	$(COMPILE) -o $(REQ)/build.txt --group pyproject.toml:build -c $(REQ)/dev.txt
 	@! grep -n '://' $(REQ)/*.txt || { echo "make: a lock names an address (see above)" >&2; exit 1; }

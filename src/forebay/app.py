@@ -4,6 +4,7 @@ One process, one loop. The control plane and the embedded engine are children th
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 SLOW_TICK_S = 1.0
+_SOCKET_NAME = "data.sock"
 # A Unix socket's path is at most 107 bytes long on Linux.
 _MAX_SOCKET_PATH = 100
 
@@ -68,6 +70,7 @@ class DataPlane:
         self._clock = clock
         self._settings = settings
         self._data_dir = data_dir
+        self._temporary: Path | None = None
         self.children: list[Child] = []
         self.policy = PolicyHolder(settings.policy)
         self.metrics = Metrics(clock)
@@ -140,6 +143,9 @@ class DataPlane:
         self.upstream.connections.close()
         with suppress(OSError):
             self.socket_path.unlink()
+        if self._temporary is not None:
+            with suppress(OSError):
+                self._temporary.rmdir()
         await self._loop.run_in_executor(None, self.journal.close)
 
     async def until_serving(self, model: str, stop: asyncio.Event) -> None:
@@ -200,18 +206,20 @@ class DataPlane:
                 self.upstream.connections.sweep()
 
     async def _listen_for_control_plane(self) -> Path:
-        path = self._data_dir / "run" / "data.sock"
+        """Listen in the data folder, else in a temporary one; without either the control plane sees no status."""
+        folder = self._data_dir / "run"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-                raise OSError("the path is too long for a socket")
-            path.unlink(missing_ok=True)
-            listener = _bound_unix_socket(path)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            listener = _bound_unix_socket(folder)
         except OSError:
-            path = Path(tempfile.mkdtemp(prefix="forebay-")) / "data.sock"
-            listener = _bound_unix_socket(path)
+            try:
+                folder = self._temporary = Path(tempfile.mkdtemp(prefix="forebay-"))
+                listener = _bound_unix_socket(folder)
+            except OSError as error:
+                log.error("no socket for the control plane, which will show nothing of this process: %s", error)
+                return folder / _SOCKET_NAME
         await self.edge.listen_unix(listener)
-        return path
+        return folder / _SOCKET_NAME
 
     def _live(self) -> dict[str, Any]:
         return {
@@ -226,8 +234,16 @@ class DataPlane:
         return {model.name: self.fleet.serving(model.pool) for model in models}
 
 
-def _bound_unix_socket(path: Path) -> socket.socket:
+def _bound_unix_socket(folder: Path) -> socket.socket:
+    path = folder / _SOCKET_NAME
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket")
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    path.chmod(0o600)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        listener.close()
+        raise
     return listener

@@ -63,7 +63,8 @@ class Poller:
 
     def _note(self, state: ReplicaState, *, up: bool, loading: bool) -> None:
         if state.up != up:
-            log.info("replica %s of pool %s is %s", state.replica.name, state.pool.name, "up" if up else "down")
+            word = "up" if up else "not up yet" if state.up is None else "down"
+            log.info("replica %s of pool %s is %s", state.replica.name, state.pool.name, word)
         state.up = up
         state.loading = loading
 

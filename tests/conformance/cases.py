@@ -4,27 +4,27 @@ from typing import Any, NamedTuple
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
-HELLO = [{"role": "user", "content": "Say hi"}]
-TALK = [
+HELLO: list[Any] = [{"role": "user", "content": "Say hi"}]
+TALK: list[Any] = [
     {"role": "system", "content": "You are terse."},
     {"role": "user", "content": [{"type": "text", "text": "Name a colour."}, {"type": "text", "text": "Only one."}]},
     {"role": "assistant", "content": "Blue."},
     {"role": "user", "content": "Another."},
 ]
-UNICODE = [{"role": "user", "content": "请用中文回答：你好吗？😀🐙 \u202e\u0301 é\u0000"}]
+UNICODE: list[Any] = [{"role": "user", "content": "请用中文回答：你好吗？😀🐙 \u202e\u0301 é\u0000"}]
 TOO_LONG = "word " * 5000
 TOOL = {
     "name": "get_weather",
     "description": "Current weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-TOOLS = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"}
+TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
-STREAM = {"stream": True}
+STREAM: dict[str, Any] = {"stream": True}
 # vLLM moves it into the usage chunk, which Forebay asks for and takes out again.
 FINGERPRINT = frozenset({"system_fingerprint"})
-USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Case(NamedTuple):

@@ -6,7 +6,7 @@ in strings.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cases.rawhttp import Response, sse
@@ -100,6 +100,40 @@ def differences(expected: Flat, found: Flat, loose: frozenset[str] = frozenset()
         if not same_kind or (path not in loose and leaf != found[path]):
             faults.append(f"{path}: expected {leaf!r}, found {found[path]!r}")
     return faults
+
+
+class Repeated:
+    """What an engine answers to one request, asked again and again, and what of it is no constant.
+
+    Args:
+        ask: asks the engine once.
+    """
+
+    # Two times of an engine can be equal by chance; that they are so five times is out of the question.
+    MOST_CALLS = 5
+
+    def __init__(self, ask: Callable[[], Flat]) -> None:
+        self._ask = ask
+        self._answers = [ask(), ask()]
+
+    def faults(self, found: Flat, name: str, lost: frozenset[str] = frozenset()) -> list[str]:
+        """How an answer differs that came under another name of the model.
+
+        The engine is asked again before a difference is believed.
+
+        Args:
+            found: the answer.
+            name: of the model, for the client.
+            lost: names of members that the answer need not have.
+        """
+        while True:
+            first, *others = self._answers
+            loose = frozenset[str]().union(*(varying(first, other) for other in others))
+            kept = {path: leaf for path, leaf in first.items() if path.rpartition(".")[2] not in lost}
+            faults = differences(renamed(kept, name), found, loose)
+            if not faults or len(self._answers) == self.MOST_CALLS:
+                return faults
+            self._answers.append(self._ask())
 
 
 def _first_gap(expected: Flat, found: Flat) -> str:

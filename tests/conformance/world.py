@@ -24,7 +24,7 @@ TIMEOUTS = {"connect_s": 5, "first_byte_s": 60, "stall_s": 30, "total_s": 100}
 SIM_ALIAS = '模型"x"'
 NAMES = {"llamacpp": ("default", "alias"), "sim": ("sim", SIM_ALIAS)}
 """For each engine: the model as it calls it, and as a client may call it."""
-STREAM = {"ping_s": 1, "done_grace_s": 0.5}
+STREAM = {"ping_s": 1, "done_grace_s": 0.2}
 
 
 class World(NamedTuple):

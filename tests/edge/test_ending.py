@@ -130,7 +130,7 @@ def test_an_engines_error_keeps_status_and_message_in_the_one_shape(body: bytes,
 
 
 def test_a_nested_error_goes_on_byte_for_byte() -> None:
-    body = b'{"error":{"message":"m","extra":1.50,"code":"c"}}'
+    body = b'{"error":{"message":"m","type":"t","param":null,"extra":1.50,"code":"c"}}'
     assert only(pass_on(Answer(400, (), body))).body == body
 
 

@@ -65,7 +65,7 @@ def test_the_command_line() -> None:
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    assert embedded.available() == "pip install 'forebay[demo]'"
+    assert embedded.available() == embedded.INSTALL
     assert embedded.main(["--port", "7090"]) == 2
     assert "pip install 'forebay[demo]'" in capsys.readouterr().err
 

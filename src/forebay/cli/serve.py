@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -62,9 +64,10 @@ async def _serve(
     if plan.embedded_command:
         await plane.start_child(_child("embedded engine", plan.embedded_command, clock))
     await _start_control_plane(plane, plan, config, data_dir, clock)
-    _greet(plan, Address(plan.settings.listen.host, port), data_dir)
+    _say("".join(f"{note}\n" for note in plan.notes))
     if plan.embedded_command:
         await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
+    _say(_greeting(plan, Address(plan.settings.listen.host, port), data_dir))
     await stop.wait()
     log.info("draining: running calls are finished, new ones are refused")
     await plane.stop()
@@ -85,18 +88,25 @@ def _child(name: str, command: list[str], clock: SystemClock, nice: int = 0) -> 
     return Child(name, command, clock, nice=nice, on_line=child_log.info)
 
 
-def _greet(plan: Plan, address: Address, data_dir: Path) -> None:
-    for note in plan.notes:
-        print(note)
+def _greeting(plan: Plan, address: Address, data_dir: Path) -> str:
     policy = plan.settings.policy
-    print(f"Forebay answers on http://{address}/v1 for: {', '.join(policy.models) or 'no model yet'}")
+    lines = [f"Forebay answers on http://{address}/v1 for: {', '.join(policy.models) or 'no model yet'}"]
     if policy.models and not policy.tenants:
-        print(_example(address, policy))
+        lines.append(_example(address, policy))
     try:
-        print(f"Control plane: http://{plan.settings.admin}/#token={admin_token(data_dir)}")
+        lines.append(f"Control plane: http://{plan.settings.admin}/#token={admin_token(data_dir)}")
     except OSError as error:
-        print(f"No control plane: {data_dir} cannot be written ({error.strerror}); choose another with --data-dir")
-    sys.stdout.flush()
+        reason = f"{data_dir} cannot be written ({error.strerror}); choose another with --data-dir"
+        lines.append(f"No control plane: {reason}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _say(text: str) -> None:
+    """Print, unless nobody takes it: a full disk, or a reader that has left, is no reason not to serve."""
+    if sys.stdout is not None:
+        with suppress(OSError):
+            # Not with print: it would try again at the end, and fail the exit.
+            os.write(sys.stdout.fileno(), text.encode())
 
 
 def _example(address: Address, policy: Policy) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from forebay.edge.headers import NOTHING, head_bytes, read_headers
 from forebay.edge.render import error_body, error_headers
 from forebay.edge.reply import Reply
 from forebay.edge.upgrade import without_upgrade
@@ -131,9 +132,10 @@ class ClientConnection:
         self._queue.clear()
         reply, self._reply = self._reply, None
         self.transport = None
-        if reply is not None and not reply.client_gone() and self._task is not None:
-            self._task.cancel()
-        # It refers to us too: a cycle would keep both until the next collection, which stops the loop.
+        task, self._task = self._task, None
+        if reply is not None and not reply.client_gone() and task is not None:
+            task.cancel()
+        # Both refer to us too: a cycle would keep all of it until the next collection, which stops the loop.
         del self._parser
 
     def pause_writing(self) -> None:
@@ -167,9 +169,8 @@ class ClientConnection:
     def on_headers_complete(self) -> None:
         """The head is complete: refuse what is ambiguous before the body is read."""
         self._in_head = False
-        headers = self._headers = {name.lower(): value.strip() for name, value in self._lines}
-        if len(headers) < len(self._lines):
-            self._join_repeated()
+        headers, self._repeated = read_headers(self._lines)
+        self._headers = headers
         limits = self._owner.limits
         version = self._parser.get_http_version()
         if version not in _VERSIONS:
@@ -178,7 +179,7 @@ class ClientConnection:
             self._refuse("bad_request", "send exactly one Host header")
         elif b"transfer-encoding" in headers and version != "1.1":
             self._refuse("bad_request", "Transfer-Encoding needs HTTP/1.1")
-        elif max(self._head_bytes, self._read_bytes) > limits.header_bytes < self._head_size():
+        elif max(self._head_bytes, self._read_bytes) > limits.header_bytes < head_bytes(self._lines):
             self._refuse("headers_too_large", "the request's head is larger than limits.header_bytes")
         elif int(headers.get(b"content-length", b"0")) > limits.body_bytes:
             self._refuse("body_too_large", f"the body is larger than {limits.body_bytes} bytes")
@@ -261,27 +262,14 @@ class ClientConnection:
         else:
             self.data_received(plain)
 
-    def _join_repeated(self) -> None:
-        joined: dict[bytes, list[bytes]] = {}
-        for name, value in self._lines:
-            joined.setdefault(name.lower(), []).append(value.strip())
-        self._repeated = frozenset(name for name, values in joined.items() if len(values) > 1)
-        self._headers.update((name, b", ".join(values)) for name, values in joined.items())
-
-    def _head_size(self) -> int:
-        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._lines)
-
     def _reset(self) -> None:
         self._target = b""
         self._lines: list[tuple[bytes, bytes]] = []
         self._headers = {}
-        self._repeated = _NOTHING
+        self._repeated = NOTHING
         self._body: list[bytes] = []
         self._body_bytes = self._head_bytes = self._framing_bytes = 0
         self._in_head = self._complete = True
-
-
-_NOTHING: frozenset[bytes] = frozenset()
 
 
 def _forget(_reply: Reply) -> None:

@@ -5,7 +5,7 @@ from forebay.edge.render import JSON, engine_error_event, error_body, error_even
 from forebay.edge.reply import Reply
 from forebay.errors import Failed, ForebayError
 from forebay.traffic import Answer, Header, Verdict
-from forebay.wire.answers import read_error
+from forebay.wire.answers import complete, read_error
 from forebay.wire.endpoints import Endpoint, Shape
 
 _CODES = {
@@ -80,7 +80,7 @@ def end_with_answer(reply: Reply, verdict: Verdict, answer: Answer, endpoint: En
         missing = Failed("endpoint_not_supported", f"the engine of this model does not serve {endpoint.path}")
         end_with_error(reply, missing, endpoint.shape)
         return reply.status, missing.code
-    body = answer.body if answer.body.startswith(b'{"error":{') else error.text()
+    body = complete(answer.body) or error.text()
     headers: list[Header] = [h for h in answer.headers if h[0] not in _REPLACED]
     headers.append(JSON)
     if verdict.retry_after_s is not None or answer.status == 503:

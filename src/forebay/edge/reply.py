@@ -9,10 +9,11 @@ from forebay.traffic import Header
 
 # Hop-by-hop headers, and those that Forebay writes itself. Source: RFC 9110, 7.6.1.
 DROPPED = frozenset((
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-    b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"date", b"server", b"x-request-id",
-    b"set-cookie", b"alt-svc", b"access-control-allow-origin", b"access-control-allow-credentials",
-    b"server-timing", b"x-forebay-call-id", b"x-forebay-pool", b"x-forebay-degraded", b"x-forebay-stripped",
+    b"access-control-allow-credentials", b"access-control-allow-origin", b"alt-svc", b"connection",
+    b"content-length", b"date", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
+    b"server", b"server-timing", b"set-cookie", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    b"x-accel-buffering", b"x-forebay-call-id", b"x-forebay-degraded", b"x-forebay-pool", b"x-forebay-stripped",
+    b"x-request-id",
 ))  # fmt: skip
 _BODILESS = (204, 304)
 _NO_BUFFERING = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"

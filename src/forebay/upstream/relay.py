@@ -197,8 +197,7 @@ class Relay:
             self._note_timings(seen.timings)
         if seen.finished is not None:
             self._unfinished -= seen.ends
-        all_finished = seen.finished is not None and self._unfinished <= 0
-        if all_finished or (seen.done and not self._sending.sends_done):
+        if (seen.finished is not None and self._unfinished <= 0) or (seen.done and not self._sending.sends_done):
             self._finished_at_s = self._last_s
         if seen.done and self._sending.sends_done:
             # Written by us at the end, and only behind a finish_reason; of how many choices, the engine knows best.

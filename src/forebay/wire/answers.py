@@ -4,7 +4,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.domain import Usage
+from forebay.wire.members import DuplicateKey, InvalidJson, TooDeep, read_members
 from forebay.wire.said import ABSENT, Timings, given
+from forebay.wire.splice import edit, with_member
 from forebay.wire.usage import TokenCounts, usage_of
 
 
@@ -90,3 +92,16 @@ def _text(raw: Raw) -> str:
         return msgspec.json.decode(text, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return text.decode(errors="replace")
+
+
+def complete(body: bytes) -> bytes:
+    """Return `{"error": {...}}` with the four members that clients rely on; empty if it is not that at all."""
+    try:
+        members = read_members(body)
+        text = bytes(members.values["error"])
+        missing = [key for key in ("message", "type", "param", "code") if key not in read_members(text).values]
+    except (InvalidJson, DuplicateKey, TooDeep, KeyError):
+        return b""
+    for key in missing:
+        text = with_member(text, key, b"null")
+    return edit(members, {"error": text}) if missing else body

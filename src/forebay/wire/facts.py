@@ -92,7 +92,7 @@ def is_plain_token(text: bytes, model: str) -> bool:
 
 
 def _count_finished(choices: tuple[_ClosingChoice | _Choice, ...]) -> int:
-    return sum(choice.finish_reason is not None for choice in choices)
+    return sum(bool(choice.finish_reason) for choice in choices)
 
 
 def _read_running(event: Event) -> EventFacts:
@@ -101,7 +101,7 @@ def _read_running(event: Event) -> EventFacts:
     facts = EventFacts(carries=True, model=seen.model)
     if choices:
         for choice in choices:
-            if choice.finish_reason is not None:
+            if choice.finish_reason:
                 facts.finished = choice.finish_reason
         if len(choices) > 1:
             facts.ends = _count_finished(choices)
@@ -114,9 +114,9 @@ def _read_opening(event: Event) -> EventFacts:
     seen = _opening(event.data)
     facts = EventFacts(model=seen.model)
     for choice in seen.choices or ():
-        if choice.finish_reason is not None:
+        if choice.finish_reason:
             facts.finished = choice.finish_reason
-        if choice.text or choice.finish_reason is not None or _delta_carries(choice.delta):
+        if choice.text or choice.finish_reason or _delta_carries(choice.delta):
             facts.carries = True
     if seen.choices is not None and len(seen.choices) > 1:
         facts.ends = _count_finished(seen.choices)
