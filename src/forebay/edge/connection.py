@@ -179,7 +179,7 @@ class ClientConnection:
             self._refuse("bad_request", "send exactly one Host header")
         elif b"transfer-encoding" in headers and version != "1.1":
             self._refuse("bad_request", "Transfer-Encoding needs HTTP/1.1")
-        elif max(self._head_bytes, self._read_bytes) > limits.header_bytes < head_bytes(self._lines):
+        elif max(self._head_bytes, self._read_bytes) > limits.header_bytes < head_bytes(self._target, self._lines):
             self._refuse("headers_too_large", "the request's head is larger than limits.header_bytes")
         elif int(headers.get(b"content-length", b"0")) > limits.body_bytes:
             self._refuse("body_too_large", f"the body is larger than {limits.body_bytes} bytes")

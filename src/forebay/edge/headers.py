@@ -17,6 +17,6 @@ def read_headers(lines: list[Header]) -> tuple[dict[bytes, bytes], frozenset[byt
     return {name: b", ".join(values) for name, values in joined.items()}, repeated
 
 
-def head_bytes(lines: list[Header]) -> int:
-    """Return the size of the lines on the wire, at least."""
-    return sum(len(name) + len(value) + 4 for name, value in lines)
+def head_bytes(target: bytes, lines: list[Header]) -> int:
+    """Return the size of a head on the wire, at least."""
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in lines)
