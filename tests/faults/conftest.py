@@ -58,8 +58,8 @@ def node(tmp_path: Path, mount: Mount) -> Iterator[Callable[..., Gateway]]:
     """A factory of gateways that use one folder, one after the other; they end before what is mounted there does."""
     started: list[Gateway] = []
 
-    def start(settings: Document, *, ready: bool = True) -> Gateway:
-        started.append(Gateway(tmp_path, settings, {}, ready))
+    def start(settings: Document, *, env: dict[str, str] | None = None) -> Gateway:
+        started.append(Gateway(tmp_path, settings, env or {}, ready=True))
         return started[-1]
 
     yield start

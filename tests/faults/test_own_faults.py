@@ -4,15 +4,18 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
+from cases.rawhttp import ask, chat
 from faults.conftest import Field, Mount
 from faults.console_client import control_plane, drain, status
-from faults.load import Load
+from faults.load import CHAT, SMALL_TOKENS, Load, fault_of
 from gateway_process import Gateway, eventually
 
 from forebay.clock import SystemClock
@@ -178,16 +181,23 @@ def test_the_journal_cannot_be_written(field: Field, mount: Mount, how: str) -> 
     assert_all_recorded(gateway, load)
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("how", ["a_file", "read_only"])
 def test_a_data_folder_that_cannot_be_written_from_the_start(
-    field: Field, mount: Mount, tmp_path: Path, how: str
+    field: Field, mount: Mount, tmp_path: Path, temporary: Path, how: str
 ) -> None:
     data_dir = tmp_path / "data"
     if how == "a_file":
         data_dir.touch()
     else:
         mount(data_dir, "ro,size=1m")
-    gateway = field.start(field.settings)
+    gateway = field.start(field.settings, env={"TMPDIR": str(temporary)})
     with field.load(gateway.address) as load:
         time.sleep(CALM_S)
         assert journal_state(gateway) == "failing"
@@ -201,6 +211,31 @@ def test_a_data_folder_that_cannot_be_written_from_the_start(
     assert eventually(lambda: control_plane(gateway).get("state") == "running", 10)
     assert_all_recorded(gateway, load)
     assert gateway.stop() == 0
+    assert not list(temporary.iterdir()), "the socket's folder was left behind"
+
+
+def assert_serves_and_stops(gateway: Gateway) -> None:
+    answer = ask(gateway.address, "POST", CHAT, chat("small", stream=False, max_tokens=SMALL_TOKENS))
+    assert fault_of(answer, SMALL_TOKENS, stream=False) == ""
+    assert gateway.stop() == 0
+
+
+def test_no_place_at_all_for_the_socket_to_the_control_plane(field: Field, tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "data").touch()
+    too_long = temporary / ("x" * 120)
+    too_long.mkdir()
+    gateway = field.start(field.settings, env={"TMPDIR": str(too_long)})
+    assert "no socket for the control plane" in gateway.log
+    assert_serves_and_stops(gateway)
+    assert not list(too_long.iterdir())
+
+
+def test_a_start_whose_output_goes_to_a_full_disk(field: Field, tmp_path: Path) -> None:
+    output = tmp_path / "output.log"
+    output.symlink_to("/dev/full")
+    gateway = field.start(field.settings)
+    replace_file(output, b"")  # an endless file must not be read when the test fails
+    assert_serves_and_stops(gateway)
 
 
 # --- the documents ---

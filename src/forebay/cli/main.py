@@ -8,6 +8,7 @@ import typer
 
 from forebay import __version__
 from forebay.cli.check import run_check
+from forebay.cli.key import run_key_new
 from forebay.cli.serve import run_serve
 from forebay.cli.sim import run_sim
 from forebay.config.load import Address, parse_address
@@ -16,6 +17,8 @@ from forebay.engines.sim import SimSpec
 app = typer.Typer(
     help="The front for self-hosted LLM inference.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+keys = typer.Typer(help="API keys.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="key")
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file (YAML).")]
 
 
@@ -63,6 +66,12 @@ def sim(
     except (OSError, ValueError) as error:
         print(f"forebay sim: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+@keys.command("new")
+def key_new() -> None:
+    """Make a random API key, and its digest for the configuration."""
+    run_key_new()
 
 
 @app.command()
