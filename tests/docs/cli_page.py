@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import typer
+import typer.core
 
 from forebay.cli.main import app
 from forebay.engines.sim.faults import Action, AnyAction
@@ -64,6 +65,10 @@ def _first_line(text: str | None) -> str:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
+    if isinstance(command, typer.core.TyperGroup):
+        for child, nested in command.commands.items():
+            yield from _command(f"{name} {child}", nested)
+        return
     yield f"## forebay {name}\n\n{_first_line(command.help)}\n\n"
     if not command.params:
         return
