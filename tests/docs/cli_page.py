@@ -65,10 +65,6 @@ def _first_line(text: str | None) -> str:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
-    if isinstance(command, typer.core.TyperGroup):
-        for child, nested in command.commands.items():
-            yield from _command(f"{name} {child}", nested)
-        return
     yield f"## forebay {name}\n\n{_first_line(command.help)}\n\n"
     if not command.params:
         return
@@ -98,8 +94,13 @@ def _faults() -> Iterator[str]:
 
 
 def commands() -> dict[str, Any]:
-    """Every command by name, in the order of the help."""
-    found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    """Every command by name, those of a group behind its name, in the order of the help."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        if isinstance(command, typer.core.TyperGroup):
+            found.update((f"{name} {child}", nested) for child, nested in command.commands.items())
+        else:
+            found[name] = command
     return found
 
 

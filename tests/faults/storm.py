@@ -37,7 +37,7 @@ def settings(engines: Engines) -> Document:
     """Breakers that never open, so that every call meets its fault; a short queue before the slow engine."""
     steady = {"breaker": {"failures": 1_000_000, "open_s": 1}, "max_attempts": 1}
     pools = {name: dict(steady) for name in ("paced", "slow", "cuts", "errors", "hangs")}
-    pools["slow"]["max_in_flight"] = 4
+    pools["slow"]["max_in_flight"] = 1
     pools["errors"]["max_attempts"] = 2
     tenants = [
         {"name": "a", "keys": ["key-A"]},

@@ -55,7 +55,7 @@ class Storming:
         assert "Traceback" not in self.gateway.log
 
     def assert_recorded_once(self) -> None:
-        """Every call that was dispatched or that an engine has seen; calls that left in the queue are among the rest."""
+        """Every call that was dispatched, or that an engine has seen, has one open and one close line."""
         closes = [line for line in self.gateway.journal() if line["kind"] == "close"]
         undispatched = sum(line["outcome"] == "client_closed" and not line["attempts"] for line in closes)
         print(
