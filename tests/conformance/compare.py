@@ -72,9 +72,16 @@ def answer(response: Response) -> Flat:
     return flat
 
 
+ERROR_MEMBERS = ("message", "type", "param", "code")
+
+
 def renamed(direct: Flat, model: str) -> Flat:
     """What an answer becomes for a client that calls the model by another name."""
-    return {path: model if MODEL.fullmatch(path) and leaf is not None else leaf for path, leaf in direct.items()}
+    flat = {path: model if MODEL.fullmatch(path) and leaf is not None else leaf for path, leaf in direct.items()}
+    if any(path.startswith("error.") for path in flat):
+        # An error always has its four members; those that the engine left out are null, behind its own.
+        flat.update({f"error.{key}": None for key in ERROR_MEMBERS if f"error.{key}" not in flat})
+    return flat
 
 
 def varying(one: Flat, other: Flat) -> frozenset[str]:

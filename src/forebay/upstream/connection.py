@@ -33,7 +33,6 @@ class Connection:
         self.reused = False
         self.idle_since_s = 0.0
         self._pool = pool
-        self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._headers: list[Header] = []
         self._interim = False
@@ -104,6 +103,7 @@ class Connection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Take the transport."""
         self.transport = transport
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse what the engine sent."""
@@ -131,7 +131,9 @@ class Connection:
         return False
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Tell whoever waits; may be called again."""
+        if self.transport is None:
+            return
         self._pool.forget(self)
         self._lose(FailureKind.TRUNCATED if self._read_any else FailureKind.RESET)
         self.transport = None

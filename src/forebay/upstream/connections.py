@@ -64,13 +64,17 @@ class Connections:
             self.opened[replica.name] = self.opened.get(replica.name, 0) + 1
         connection = Connection(replica, self, single_use=single_use)
         context = self._tls_context() if replica.tls else None
-        async with asyncio.timeout(timeout_s):
-            await self.loop.create_connection(
-                lambda: connection,  # type: ignore[type-var]  # no base class: decisions/0002
-                replica.host,
-                replica.port,
-                ssl=context,
-            )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.loop.create_connection(
+                    lambda: connection,  # type: ignore[type-var]  # no base class: decisions/0002
+                    replica.host,
+                    replica.port,
+                    ssl=context,
+                )
+        except (asyncio.CancelledError, TimeoutError):
+            connection.connection_lost(None)  # uvloop closes such a transport without a word
+            raise
         if connection.transport is not None:
             self._open.add(connection)
         return connection
