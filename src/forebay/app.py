@@ -77,7 +77,7 @@ class DataPlane:
         self.journal = Journal(data_dir / "journal", clock)
         self.recorder = Recorder(clock, self.journal, self.metrics)
         self.fleet = Fleet(clock)
-        self.gate = LocalGate(clock)
+        self.gate = LocalGate(clock, self.fleet.usable)
         self.upstream = Upstream(loop, clock)
         self.fetch = Fetcher(loop, self.upstream.connections)
         self._poller = Poller(self.fleet, self.fetch, clock)
@@ -200,6 +200,7 @@ class DataPlane:
             self._lag_s = max(0.0, now_s - due_s)
             due_s = max(due_s + TICK_S, now_s)
             self.upstream.tick()
+            self.gate.places.tick()
             if now_s >= slow_due_s:
                 slow_due_s = now_s + SLOW_TICK_S
                 self.edge.tick()
@@ -231,7 +232,7 @@ class DataPlane:
 
     def _serving(self) -> dict[str, bool]:
         models = self.policy.current.models.values()
-        return {model.name: self.fleet.serving(model.pool) for model in models}
+        return {model.name: self.fleet.usable(model.pool) > 0 for model in models}
 
 
 def _bound_unix_socket(folder: Path) -> socket.socket:

@@ -80,7 +80,7 @@ def test_a_drained_replica_gets_nothing_and_comes_back() -> None:
     assert bench.taken() == "a"
     bench.follow(drained=frozenset("abc"))
     assert bench.taken() is None
-    assert not bench.fleet.serving("main")
+    assert not bench.fleet.usable("main") > 0
 
 
 def test_a_doubtful_replica_is_the_last_choice_but_a_choice() -> None:
@@ -116,18 +116,18 @@ def test_an_unknown_pool_has_nothing() -> None:
     bench = Bench()
     assert bench.fleet.choose("other", 1, NONE) is None
     assert list(bench.fleet.states("other")) == []
-    assert not bench.fleet.serving("other")
+    assert not bench.fleet.usable("other") > 0
 
 
 def test_an_open_breaker_is_passed_over_then_probed_by_one() -> None:
     bench = Bench("a", "b", breaker=BreakerPolicy(failures=2, open_s=10))
     bench.fail("a", 2)
     assert [bench.taken() for _ in range(3)] == ["b"] * 3
-    assert bench.fleet.serving("main")
+    assert bench.fleet.usable("main") > 0
     bench.clock.advance(10.1)
     assert bench.taken() == "a", "the probe"
     assert bench.taken() == "b"
-    assert bench.fleet.serving("main")
+    assert bench.fleet.usable("main") > 0
 
 
 def test_choosing_among_others_does_not_spend_the_probe() -> None:

@@ -1,6 +1,6 @@
 """The gate inside one process: a tenant's limits first, then room on the pool, first come first served."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from forebay.admission.places import Places
 from forebay.admission.quota import Denied, Quota, Reservation
@@ -52,13 +52,13 @@ class LocalGate:
     """Lets calls in; all of its state is in memory and follows the policy.
 
     Attributes:
-        places: room on the pools, and who waits for it.
+        places: room on the pools, and who waits for it; `usable` is explained there.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, usable: Callable[[str], int] | None = None) -> None:
         self._clock = clock
         self._quota = Quota()
-        self.places = Places(clock)
+        self.places = Places(clock, usable)
 
     def apply(self, policy: Policy) -> None:
         """Follow a new policy; calls in flight keep what they have, more room lets waiting calls in."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from forebay.clock import Clock
 from forebay.errors import Refused
@@ -12,12 +12,17 @@ from forebay.policy import Policy, Pool
 class Places:
     """The places of all pools; follows the policy.
 
-    A pool has room for `max_in_flight` calls on each of its replicas; up to `queue_size` calls wait for
-    it, in order, and are refused beyond.
+    A pool has room for `max_in_flight` calls on each replica that may serve; up to `queue_size` calls wait
+    for it, in order, and are refused beyond.
+
+    Args:
+        clock: monotonic time.
+        usable: how many replicas of a pool may serve now; all that are not drained when left out.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, usable: Callable[[str], int] | None = None) -> None:
         self._clock = clock
+        self._usable = usable
         self._pools: dict[str, Pool] = {}
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -25,6 +30,10 @@ class Places:
     def apply(self, policy: Policy) -> None:
         """Follow a new policy; calls in flight keep what they have, more room lets waiting calls in."""
         self._pools = policy.pools
+        self.tick()
+
+    def tick(self) -> None:
+        """Let in who waits where replicas have come back; called ten times a second."""
         for name in list(self._waiting):
             self._admit_waiting(name)
 
@@ -57,11 +66,17 @@ class Places:
             yield (name,), len(self._waiting.get(name, ()))
 
     def _has_room(self, pool: str) -> bool:
+        room = self._room(pool)
+        return room is None or (self._running.get(pool, 0) < room and not self._waiting.get(pool))
+
+    def _room(self, pool: str) -> int | None:
+        """Return how many calls may run on a pool; None when there is nothing to wait for."""
         rule = self._pools.get(pool)
         if rule is None or rule.max_in_flight is None:
-            return True
-        room = rule.max_in_flight * (len(rule.replicas) - len(rule.drained))
-        return self._running.get(pool, 0) < room and not self._waiting.get(pool)
+            return None
+        usable = self._usable(pool) if self._usable is not None else len(rule.replicas) - len(rule.drained)
+        # With no replica left a call is let through, to be refused at once and by name.
+        return rule.max_in_flight * usable if usable else None
 
     async def _wait(self, pool: str, deadline_s: float) -> None:
         queue = self._waiting.setdefault(pool, deque())
@@ -84,10 +99,7 @@ class Places:
 
     def _admit_waiting(self, pool: str) -> None:
         queue = self._waiting[pool]
-        rule = self._pools.get(pool)
-        room = None
-        if rule is not None and rule.max_in_flight is not None:
-            room = rule.max_in_flight * (len(rule.replicas) - len(rule.drained))
+        room = self._room(pool)
         while queue and (room is None or self._running.get(pool, 0) < room):
             turn = queue.popleft()
             if not turn.done():

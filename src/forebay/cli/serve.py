@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -35,6 +36,7 @@ def run_serve(config: Path | None, listen: Address | None, admin: Address | None
             print("\n".join(error.faults), file=sys.stderr)
             return 2
     _log_to_stderr(settings.log_level if settings is not None else "info")
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(clock, settings, config, listen or LISTEN, admin or ADMIN, data_dir))
 
@@ -113,6 +115,13 @@ def _example(address: Address, policy: Policy) -> str:
     model = next(iter(policy.models))
     body = f'{{"model":"{model}","max_tokens":60,"messages":[{{"role":"user","content":"Hello!"}}]}}'
     return f"Try:  curl http://{address}/v1/chat/completions -d '{body}'"
+
+
+def _raise_descriptor_limit() -> None:
+    """Use all descriptors that the system allows: the usual default is 1024, for old programs that call select(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems call it unlimited and allow less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_to_stderr(level: str) -> None:

@@ -133,10 +133,10 @@ class Fleet:
         if breaker.state != before:
             log.warning("replica %s: breaker %s, %s", lease.state.replica.name, breaker.state, breaker.reason or "well")
 
-    def serving(self, pool: str) -> bool:
-        """Say whether at least one replica of a pool may be used now."""
+    def usable(self, pool: str) -> int:
+        """Return how many replicas of a pool may be used now."""
         now_s = self._clock.now_s()
-        return any(not s.drained and s.breaker.allows(now_s) for s in self.states(pool))
+        return sum(not s.drained and s.breaker.allows(now_s) for s in self.states(pool))
 
 
 def _kept(old: ReplicaState | None, replica: Replica, pool: Pool) -> ReplicaState:

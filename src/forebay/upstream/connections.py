@@ -1,6 +1,7 @@
 """The pool of connections to engines."""
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 
@@ -13,6 +14,8 @@ from forebay.upstream.connection import Connection
 IDLE_EXPIRY_S = 4.0
 MAX_IDLE_PER_REPLICA = 512
 DRAIN_S = 1.0
+# Errors of dialling that say nothing about the engine.
+OUR_OWN_LACK = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 
 
 class Connections:

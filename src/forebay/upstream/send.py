@@ -4,9 +4,10 @@ import asyncio
 
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome, Replica
+from forebay.errors import Refused
 from forebay.ports import Record, Reply
 from forebay.traffic import Call, Verdict
-from forebay.upstream.connections import Connections
+from forebay.upstream.connections import OUR_OWN_LACK, Connections
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.relay import Relay
 
@@ -34,7 +35,7 @@ class Upstream:
         self._heads: dict[tuple[str, str, str], bytes] = {}
 
     async def attempt(self, call: Call, replica: Replica, sending: Sending, reply: Reply, record: Record) -> Verdict:
-        """Run one try to its end.
+        """Run one try to its end; raise `Refused` when the system has no connection for us, whichever engine it is.
 
         The record gets usage and times; the reply gets the answer once the engine has begun it.
         """
@@ -44,7 +45,9 @@ class Upstream:
             if connection is None:
                 try:
                     connection = await self.connections.dial(replica, sending.timeouts.connect_s)
-                except (OSError, TimeoutError):
+                except OSError as error:
+                    if error.errno in OUR_OWN_LACK:
+                        raise Refused("too_many_connections", "no descriptor or port left", retry_after_s=1) from None
                     return _UNREACHABLE
             relay = Relay(call, sending, reply, record, self._clock)
             relay.verdict = self._loop.create_future()
