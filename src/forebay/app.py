@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import tempfile
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,8 @@ class DataPlane:
         """
         self.journal.start()
         self._tasks = [
-            self._loop.create_task(self._tick(), name="tick"),
-            self._loop.create_task(self._poller.run(), name="poll engines"),
-            self._loop.create_task(self._follower.run(), name="follow documents"),
+            self._loop.create_task(_kept(work), name=work.__qualname__)
+            for work in (self._tick, self._poller.run, self._follower.run)
         ]
         address = self._settings.listen
         port = await self.edge.listen(address.host, address.port)
@@ -233,6 +233,16 @@ class DataPlane:
     def _serving(self) -> dict[str, bool]:
         models = self.policy.current.models.values()
         return {model.name: self.fleet.usable(model.pool) > 0 for model in models}
+
+
+async def _kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work again if a bug ends it: without it deadlines would silently stop."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("%s failed and is started again", work.__qualname__)
+        await asyncio.sleep(TICK_S)
 
 
 def _bound_unix_socket(folder: Path) -> socket.socket:

@@ -51,7 +51,7 @@ class Storming:
             f"{grown_bytes / 2**20:+.2f} MiB; gauges {self.gauges()}; engines {self.figures()}"
         )
         assert files <= self.files + 5
-        assert grown_bytes < max(0.05 * self.memory_bytes, 4 * 2**20)
+        assert grown_bytes < 0.05 * self.memory_bytes
         assert "Traceback" not in self.gateway.log
 
     def assert_recorded_once(self) -> None:
