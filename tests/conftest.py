@@ -1,5 +1,6 @@
 """Shared fixtures: gateways and scripted engines that are stopped with the test or module that started them."""
 
+import os
 import signal
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -27,7 +28,13 @@ RUNNING = pytest.StashKey[list[Gateway]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a terminated run end as an interrupted one does: by stopping what it started."""
+    """Choose what started processes run, and make a terminated run end by stopping what it started.
+
+    They run the sources, like the tests themselves; with FOREBAY_TEST_INSTALLED what is installed, which may
+    be compiled.
+    """
+    if not os.environ.get("FOREBAY_TEST_INSTALLED"):
+        os.environ["PYTHONPATH"] = str(config.rootpath / "src")
     config.stash[RUNNING] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 

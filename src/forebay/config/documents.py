@@ -151,7 +151,9 @@ def _decode(data: bytes, name: DocumentName) -> StateDocument | OverrideDocument
     if len(data) > MAX_BYTES:
         raise DocumentError(f"is larger than {MAX_BYTES} bytes")
     try:
-        return msgspec.json.decode(data, type=StateDocument if name == "state" else OverrideDocument)
+        if name == "state":
+            return msgspec.json.decode(data, type=StateDocument)
+        return msgspec.json.decode(data, type=OverrideDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DocumentError(f"is not of the format: {error}") from None
 

@@ -38,7 +38,7 @@ class ClientConnection:
 
     def __init__(self, owner: "EdgeServer") -> None:
         self._owner = owner
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._peer = ""
         self._queue: deque[tuple[Request, bool, bool]] = deque()
         self._reply: Reply | None = None
@@ -136,7 +136,7 @@ class ClientConnection:
         if reply is not None and not reply.client_gone() and task is not None:
             task.cancel()
         # Both refer to us too: a cycle would keep all of it until the next collection, which stops the loop.
-        del self._parser
+        self._parser = None
 
     def pause_writing(self) -> None:
         """The client takes no more for now."""

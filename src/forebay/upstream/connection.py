@@ -1,7 +1,7 @@
 """One keep-alive connection to one engine: HTTP/1.1, one answer at a time."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
@@ -103,7 +103,7 @@ class Connection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Take the transport."""
         self.transport = transport
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse what the engine sent."""
@@ -138,7 +138,7 @@ class Connection:
         self._lose(FailureKind.TRUNCATED if self._read_any else FailureKind.RESET)
         self.transport = None
         # It refers to us too: a cycle would keep both until the next collection, which stops the loop.
-        del self._parser
+        self._parser = None
 
     def pause_writing(self) -> None:
         """The engine reads slowly."""
