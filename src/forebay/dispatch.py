@@ -148,7 +148,7 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
     explained = f"x-forebay-pool: {pool.name}\r\n"
     denied = ENGINES[pool.engine].denied_fields
     if not denied.isdisjoint(asked.members.values):
-        edits = dict.fromkeys(sorted(denied & asked.members.values.keys()))
+        edits = dict.fromkeys(sorted(denied.intersection(asked.members.values)))
         explained += f"x-forebay-stripped: {', '.join(edits)}\r\n"
     if model.name != call.model:
         explained += "x-forebay-degraded: fallback\r\n"

@@ -69,8 +69,8 @@ async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
         raise Refused("invalid_json", "the body is not UTF-8") from None
     except InvalidJson as error:
         raise Refused("invalid_json", str(error)) from None
-    except DuplicateKey as error:
-        raise Refused("duplicate_key", str(error), param=error.key[:64]) from None
+    except DuplicateKey as double:
+        raise Refused("duplicate_key", str(double), param=double.key[:64]) from None
     except TooDeep:
         raise Refused("json_too_deep", f"the body is nested deeper than {json_depth} levels") from None
     values = members.values
