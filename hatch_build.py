@@ -15,10 +15,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# What runs for each request or chunk. `recording.record` has properties with setters, which mypyc refuses.
+# What runs for each request or chunk, but for two kinds of module: those that define structs for decoding,
+# whose annotations msgspec reads and mypyc does not keep, and `recording.record`, whose property setters
+# mypyc refuses.
 COMPILED = (
-    "wire/sse", "wire/members", "wire/splice", "wire/facts", "wire/rewrite", "wire/answers", "wire/depth",
-    "edge/connection", "edge/headers", "edge/reply", "edge/body", "edge/prompt", "edge/routes",
+    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/depth",
+    "edge/connection", "edge/headers", "edge/reply", "edge/routes",
     "identity/keys", "understanding", "admission/gate", "admission/places", "admission/quota",
     "routing/pool", "routing/breaker", "dispatch", "pipeline",
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/send", "upstream/deadlines",
