@@ -14,7 +14,7 @@ READMES = ("README.md", "README.zh-CN.md")
 COMMANDS = ("make demo", "make test")
 
 # Put together from pieces, so that this file does not name what it forbids. A longer path that only
-# contains one of them, such as docs/work/, is fine.
+# contains one of them is fine.
 BUILD_MACHINE = re.compile(r"(?<![\w.~/-])/(?:" + "|".join(("work", "root", "tmp" + "/w")) + r")/")
 
 

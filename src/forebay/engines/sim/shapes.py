@@ -4,6 +4,7 @@ A dialect turns the progress of one call into server-sent events. The parts of a
 are put together once, so that a token costs one join.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import msgspec
@@ -67,7 +68,7 @@ def openai_error_event(fault: ErrorEvent) -> bytes:
     return b"%bdata: %b\n\n" % (name, encode({"error": fields}))
 
 
-class _Completion:
+class _Completion(ABC):
     """What chat and plain completions share: identity, usage and the order of the last chunks."""
 
     done = DONE
@@ -104,8 +105,9 @@ class _Completion:
             return [self._chunk(self._choice(first, stop, reason), stop, self._stamp)]
         return [self._chunk(self._choice(first, stop, None), stop)]
 
+    @abstractmethod
     def _choice(self, first: int, stop: int, reason: str | None) -> bytes:
-        raise NotImplementedError
+        """Write the choice that carries the tokens first..stop-1."""
 
     def _chunk(self, choice: bytes, total: int, extra: bytes = b"") -> bytes:
         usage = b""
