@@ -35,7 +35,7 @@ from forebay.processes import Child
 from forebay.recording.journal import Journal
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import Recorder
-from forebay.routing.pool import Fleet
+from forebay.routing.pool import Fleet, ReplicaState
 from forebay.upstream.fetch import Fetcher
 from forebay.upstream.send import Upstream
 
@@ -232,7 +232,12 @@ class DataPlane:
 
     def _serving(self) -> dict[str, bool]:
         models = self.policy.current.models.values()
-        return {model.name: self.fleet.usable(model.pool) > 0 for model in models}
+        return {model.name: any(map(self._serves, self.fleet.states(model.pool))) for model in models}
+
+    def _serves(self, state: ReplicaState) -> bool:
+        """Say whether a replica may be used and nothing speaks against it."""
+        well = state.up is not False and not state.loading and not state.drained
+        return well and state.breaker.allows(self._clock.now_s())
 
 
 async def _kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

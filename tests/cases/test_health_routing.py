@@ -79,6 +79,7 @@ def test_case_064_the_only_engine_is_loading(engine: Any, gateway: Any) -> None:
     load(upstream)
     settings = document(upstream, pools={"main": pool(upstream, breaker={"failures": 2, "open_s": 60})})
     pair = Pair(upstream, gateway(settings))
+    assert eventually(lambda: pair.gateway.get("/health/serving")[0] == 503, 5)
     for _ in range(5):
         answer = pair.post(chat())
         assert answer.status == 503
