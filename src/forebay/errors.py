@@ -59,7 +59,6 @@ CODES: dict[str, Code] = {
     "no_engine": Code(503, "overloaded_error", retry=True),
     "engine_loading": Code(503, "overloaded_error", retry=True),
     "too_many_connections": Code(503, "overloaded_error", retry=True),
-    "draining": Code(503, "overloaded_error", retry=True),
     "internal_error": Code(500, "server_error"),
 }
 

@@ -54,10 +54,10 @@ def test_case_068_a_stop_lets_streams_end(engine: Any, gateway: Any) -> None:
 
 def new_work_is_refused(running: Gateway) -> bool:
     try:
-        answer = ask(running.address, "POST", CHAT, chat())
+        ask(running.address, "POST", CHAT, chat())
     except OSError:
         return True
-    return (answer.status, answer.error["code"]) == (503, "draining")
+    return False
 
 
 def test_case_068_the_grace_is_a_bound(engine: Any, gateway: Any) -> None:

@@ -92,7 +92,7 @@ def test_connections_are_bounded() -> None:
     assert read_answers(connections[2][1].sent)[0].status == 503
     for connection, _ in connections[1:]:
         connection.connection_lost(None)
-    assert edge.server.open_connections == 1
+    assert len(edge.server._connections) == 1
     assert not edge.connect()[1].closing
 
 

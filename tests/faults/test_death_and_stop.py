@@ -114,7 +114,7 @@ def test_a_stop_lets_twenty_streams_end_and_refuses_new_work(field: Field) -> No
 
 def new_work_is_refused(gateway: Gateway) -> bool:
     try:
-        answer = ask(gateway.address, "POST", CHAT, chat("small", stream=False))
+        ask(gateway.address, "POST", CHAT, chat("small", stream=False))
     except OSError:
         return True
-    return answer.status == 503 and answer.error["code"] == "draining"
+    return False

@@ -104,8 +104,3 @@ class EdgeServer:
     def busy_connections(self) -> int:
         """How many connections have an exchange running or waiting."""
         return sum(connection.busy for connection in self._connections)
-
-    @property
-    def open_connections(self) -> int:
-        """How many client connections are open."""
-        return len(self._connections)
