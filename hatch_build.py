@@ -15,15 +15,19 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# What runs for each request or chunk, but for two kinds of module: those that define structs for decoding,
-# whose annotations msgspec reads and mypyc does not keep, and `recording.record`, whose property setters
-# mypyc refuses.
+# What runs for each request or chunk, but for modules with structs to decode into (`shapes`, `said`, `usage`, `typed`,
+# `lines`): msgspec reads their annotations, which mypyc does not keep.
 COMPILED = (
-    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/depth",
-    "edge/connection", "edge/headers", "edge/reply", "edge/routes",
-    "identity/keys", "understanding", "admission/gate", "admission/places", "admission/quota",
-    "routing/pool", "routing/breaker", "dispatch", "pipeline",
-    "upstream/connection", "upstream/connections", "upstream/relay", "upstream/send", "upstream/deadlines",
+    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/depth", "wire/facts", "wire/answers", "wire/usage",
+    "edge/connection", "edge/headers", "edge/reply", "edge/routes", "edge/body", "edge/prompt",
+    "edge/ending", "edge/render", "identity/address",
+    "identity/keys", "understanding", "admission/gate", "admission/basin", "admission/queue", "admission/claims",
+    "admission/quota", "admission/spending", "admission/terms", "admission/hygiene", "admission/rules",
+    "admission/predicates", "admission/pointers", "admission/work", "admission/texts", "admission/tokens",
+    "admission/outputs", "routing/pool", "routing/replica", "routing/capacity", "routing/prefixes",
+    "routing/budget", "routing/breaker", "dispatch", "cleaning", "pipeline",
+    "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch", "upstream/send",
+    "upstream/deadlines", "upstream/whole", "recording/record", "recording/metrics",
 )  # fmt: skip
 
 

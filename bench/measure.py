@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -151,7 +151,7 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1) + 0.5)]
 
 
-def spread(values: list[float]) -> Spread:
+def spread(values: Sequence[float]) -> Spread:
     """Return median, smallest and largest.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: mock engine, nginx, Forebay. Each is started here and stopped here."""
+"""The processes of a benchmark: mock engine, nginx, Forebay, other peers. Each is started here and stopped here."""
 
 import http.client
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -21,6 +22,10 @@ KEY = "sk-test-0123456789abcdef"  # the load maker sends it
 BUILD = Path(__file__).parent / "build"
 START_S = 30.0
 STOP_S = 15.0
+INSTALL_S = 600.0
+ROUTER = "vllm-router"
+ROUTER_PACKAGE = "vllm-router==0.1.17"
+EXTRA_PEERS = (ROUTER,)
 
 
 class CannotRun(Exception):
@@ -68,6 +73,28 @@ def build_tools(source: Path) -> Tools:
     return Tools(*built)
 
 
+def install_router() -> Path:
+    """Install vllm-router, once, into an environment of its own under bench/build; return its program.
+
+    Raises:
+        CannotRun: the package index does not hand it out, or it does not run here.
+    """
+    folder = BUILD / "vllm-router"
+    program = folder / "bin" / "vllm-router"
+    steps = (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check", "install", ROUTER_PACKAGE],
+    )
+    for command in () if program.is_file() else steps:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CannotRun(f"cannot install {ROUTER_PACKAGE}: {error}") from error
+        if done.returncode:
+            raise CannotRun(f"cannot install {ROUTER_PACKAGE}: {done.stderr.strip()[-500:]}")
+    return program
+
+
 def pick_cores() -> Cores:
     """Take the first two cores that this process may use; one core serves as both."""
     usable = sorted(os.sched_getaffinity(0))
@@ -96,18 +123,22 @@ def get(port: int, path: str, timeout_s: float = 5.0) -> int:
 
 
 class Process:
-    """A child process with its port, its output in a file, and a bounded end."""
+    """A child process with its port, its output in a file, and a bounded end.
 
-    def __init__(self, name: str, command: list[str], port: int, folder: Path, core: int) -> None:
+    Its standard input is a pipe that stays open as long as this object and its process live: the embedded engine
+    ends with it, the others do not read.
+    """
+
+    def __init__(self, name: str, command: list[str], port: int, folder: Path, cores: Collection[int]) -> None:
         self.name = name
         self.port = port
         self._log = folder / f"{name}.log"
-        self._core = core
+        self._cores = cores
         self._command = command
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it pinned to its core and wait until its port accepts.
+        """Start it pinned to its cores and wait until its port accepts.
 
         Raises:
             CannotRun: it ended or did not listen within 30 s; with the end of its output.
@@ -116,11 +147,11 @@ class Process:
             try:
                 self._child = subprocess.Popen(
                     self._command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=lambda: os.sched_setaffinity(0, {self._core}),
+                    preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
                 )
             except OSError as error:
                 raise CannotRun(f"{self.name}: cannot run {self._command[0]}: {error.strerror}") from error
@@ -151,6 +182,8 @@ class Process:
         except ProcessLookupError:
             pass
         child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
 
     def pids(self) -> list[int]:
         """Return the processes that hold the listening socket: the data plane, not its other children.
@@ -219,17 +252,19 @@ tenants:
 class Rig:
     """All processes of one benchmark, in a folder that goes away with them."""
 
-    def __init__(self, tools: Tools, cores: Cores, forebay_command: str) -> None:
+    def __init__(self, tools: Tools, cores: Cores, forebay_command: str, router: Path | None = None) -> None:
         self.tools = tools
         self.cores = cores
         self.folder = Path(tempfile.mkdtemp(prefix="forebay-bench-"))
         nginx_port, forebay_port, admin_port, *engines = free_ports(5)
         self.engines = engines
-        self.mock = Process("mock", [str(tools.mock), *map(str, engines)], engines[0], self.folder, cores.other)
+        self.mock = Process("mock", [str(tools.mock), *map(str, engines)], engines[0], self.folder, {cores.other})
         self.peers = {
             "forebay": self._forebay(forebay_command, forebay_port, admin_port),
             "nginx": self._nginx("nginx", nginx_port),
         }
+        if router is not None:
+            self.peers[ROUTER] = self._router(router)
 
     def _nginx(self, name: str, port: int) -> Process:
         program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -239,7 +274,7 @@ class Rig:
         folder.mkdir()
         conf = folder / "nginx.conf"
         conf.write_text(nginx_conf(folder, port, self.engines))
-        return Process(name, [program, "-p", str(folder), "-c", str(conf)], port, folder, self.cores.proxy)
+        return Process(name, [program, "-p", str(folder), "-c", str(conf)], port, folder, {self.cores.proxy})
 
     def _forebay(self, command: str, port: int, admin: int) -> Process:
         if command == "nginx":
@@ -248,7 +283,15 @@ class Rig:
         conf.write_text(forebay_conf(port, admin, self.engines))
         values = {"config": conf, "port": port, "data": self.folder / "data", "engine": self.engines[0]}
         words = [word.format(**values) for word in shlex.split(command)]
-        return Process("forebay", words, port, self.folder, self.cores.proxy)
+        return Process("forebay", words, port, self.folder, {self.cores.proxy})
+
+    def _router(self, program: Path) -> Process:
+        """A Rust router with no policy on: neither key nor limit nor record."""
+        port, prometheus = free_ports(2)
+        command = [str(program), "--host", HOST, "--port", str(port), "--policy", "round_robin"]
+        command += ["--log-level", "error", "--prometheus-port", str(prometheus), "--worker-urls"]
+        urls = [f"http://{HOST}:{engine}" for engine in self.engines]
+        return Process(ROUTER, [*command, *urls], port, self.folder, {self.cores.proxy})
 
     def __enter__(self) -> Self:
         """Start the mock engine; peers are started by whoever measures them."""
@@ -267,7 +310,7 @@ class Rig:
             print(f"logs: {self.folder}", file=sys.stderr)
 
     def warm(self) -> None:
-        """Wait until both peers answer through the engine.
+        """Wait until all peers answer through the engine.
 
         Raises:
             CannotRun: one of them does not within 30 s.

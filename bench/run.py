@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bench.peers import CannotRun, Rig, build_tools, pick_cores
+from bench.peers import EXTRA_PEERS, CannotRun, Rig, build_tools, install_router, pick_cores
 from bench.scenarios import QUICK, SCENARIOS, Scale, Scenario
 from bench.table import Run, Verdict, judge, render
 
@@ -31,6 +31,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each scenario on each peer (default 5)")
     parser.add_argument("--quick", action="store_true", help="tiny runs and 1 round: a smoke test, bounds not judged")
     parser.add_argument("--only", action="append", choices=[s.name for s in SCENARIOS], help="may be repeated")
+    parser.add_argument("--peers", action="append", choices=EXTRA_PEERS, default=[], help="installed on first use")
     parser.add_argument("--json", type=Path, help="where the raw runs go (default bench/results/local/DATE.json)")
     parser.add_argument(
         "--forebay-cmd",
@@ -86,12 +87,23 @@ def measure(rig: Rig, scenarios: list[Scenario], rounds: int, scale: Scale) -> l
         if scenario.name != "rss":
             rig.warm()
         for number in range(rounds):
-            peers = list(rig.peers) if number % 2 == 0 else list(reversed(rig.peers))
-            for name in peers:
+            peers = scenario.peers(rig.peers)
+            for name in peers if number % 2 == 0 else reversed(peers):
                 figures = scenario.run(rig, rig.peers[name], scale)
                 runs.append(Run(scenario.name, number, name, figures))
         print(f"  {scenario.name} done", flush=True)
     return runs
+
+
+def router_if(wanted: Sequence[str]) -> Path | None:
+    """Return vllm-router's program when it is wanted and can be had; else say why it is left out."""
+    if not wanted:
+        return None
+    try:
+        return install_router()
+    except CannotRun as error:
+        print(f"bench: without {', '.join(wanted)}: {error}", file=sys.stderr)
+        return None
 
 
 @contextmanager
@@ -105,9 +117,24 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def exits_cleanly(work: Callable[[], bool]) -> int:
+    """Do the work and return the exit code: 0 it held, 1 it did not, 2 it could not be measured (said on stderr)."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    try:
+        return int(not work())
+    except CannotRun as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Write a result, and the folder for it where that is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def save(path: Path, machine: dict[str, str], runs: list[Run], verdicts: list[Verdict]) -> None:
     """Write machine, every run and every verdict as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": machine,
         "runs": [run._asdict() for run in runs],
@@ -115,7 +142,7 @@ def save(path: Path, machine: dict[str, str], runs: list[Run], verdicts: list[Ve
             {**v.check._asdict(), "measured": v.measured, "errors": v.errors, "passed": v.passed} for v in verdicts
         ],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(path, document)
 
 
 def report_noise(runs: list[Run]) -> str:
@@ -139,15 +166,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tools = build_tools(Path(os.environ.get("FOREBAY_BENCH_TOOLS", TOOLS)))
         cores = pick_cores()
-        with on_core(cores.other), Rig(tools, cores, args.forebay_cmd) as rig:
-            if chosen[0].name != "rss":
-                for peer in rig.peers.values():
+        with on_core(cores.other), Rig(tools, cores, args.forebay_cmd, router_if(args.peers)) as rig:
+            for name, peer in rig.peers.items():
+                if name not in chosen[0].peers(rig.peers) or chosen[0].name != "rss":
                     peer.start()
-            runs = measure(rig, chosen, rounds, scale)
+            runs, present = measure(rig, chosen, rounds, scale), list(rig.peers)
     except CannotRun as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    verdicts = [judge(check, runs) for scenario in chosen for check in scenario.checks]
+    verdicts = [judge(check, runs) for scenario in chosen for check in scenario.checks_for(present)]
     save(path, machine, runs, verdicts)
     print("\n" + "\n".join(f"{key}: {value}" for key, value in machine.items()))
     print(f"{rounds} rounds, peers interleaved, {time.monotonic() - began:.0f} s; raw runs in {path}")

@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 
 from bench.measure import Spread, spread
 
-Kind = Literal["ratio", "added", "median", "worst"]
-Side = Literal["forebay", "nginx"]
+Kind = Literal["ratio", "floor", "added", "median", "worst", "least"]
+AT_LEAST: frozenset[Kind] = frozenset({"floor", "least"})
 
 
 class Run(NamedTuple):
@@ -26,9 +26,11 @@ class Check(NamedTuple):
         figure: key in `Run.figures`.
         label: what it is, for the table.
         unit: of the figure.
-        kind: ratio and added compare the two runs of a round, then take the median over rounds; median
-            and worst look at Forebay alone.
-        bound: the verdict is "pass" up to and including it.
+        kind: ratio, floor (a ratio that must be reached) and added compare the two runs of a round, then take
+            the median over rounds; median, worst (largest) and least (smallest, must be reached) look at one side.
+        bound: the verdict is "pass" up to and including it, or from it on.
+        side: whose figure is judged.
+        against: whom it is compared with, in the same round.
     """
 
     scenario: str
@@ -37,14 +39,16 @@ class Check(NamedTuple):
     unit: str
     kind: Kind
     bound: float
+    side: str = "forebay"
+    against: str = "nginx"
 
 
 class Verdict(NamedTuple):
-    """A check with what was measured."""
+    """A check with what was measured on the side that is judged, and on the other."""
 
     check: Check
-    forebay: Spread
-    nginx: Spread
+    ours: Spread
+    theirs: Spread
     value: Spread
     measured: float
     errors: int
@@ -52,10 +56,12 @@ class Verdict(NamedTuple):
     @property
     def passed(self) -> bool:
         """Say whether it holds; a run with a failed request does not count as a pass."""
+        if self.check.kind in AT_LEAST:
+            return self.errors == 0 and self.measured >= self.check.bound
         return self.errors == 0 and self.measured <= self.check.bound
 
 
-def figures_of(runs: list[Run], scenario: str, figure: str, peer: Side) -> dict[int, float]:
+def figures_of(runs: list[Run], scenario: str, figure: str, peer: str) -> dict[int, float]:
     """Return a figure by round."""
     return {r.round: r.figures[figure] for r in runs if r.scenario == scenario and r.peer == peer}
 
@@ -66,19 +72,22 @@ def judge(check: Check, runs: list[Run]) -> Verdict:
     Raises:
         ValueError: a round lacks one of the two peers.
     """
-    ours = figures_of(runs, check.scenario, check.figure, "forebay")
-    theirs = figures_of(runs, check.scenario, check.figure, "nginx")
+    ours = figures_of(runs, check.scenario, check.figure, check.side)
+    theirs = figures_of(runs, check.scenario, check.figure, check.against)
     if not ours or set(ours) != set(theirs):
-        raise ValueError(f"{check.scenario}: rounds of forebay {sorted(ours)} and nginx {sorted(theirs)} differ")
-    if check.kind == "ratio":
+        raise ValueError(
+            f"{check.scenario}: rounds of {check.side} {sorted(ours)} and {check.against} {sorted(theirs)} differ"
+        )
+    if check.kind in ("ratio", "floor"):
         values = [ours[n] / theirs[n] for n in ours]
     elif check.kind == "added":
         values = [ours[n] - theirs[n] for n in ours]
     else:
         values = list(ours.values())
-    measured = max(values) if check.kind == "worst" else statistics.median(values)
-    errors = int(sum(r.figures.get("errors", 0) for r in runs if r.scenario == check.scenario and r.peer == "forebay"))
-    return Verdict(check, spread(list(ours.values())), spread(list(theirs.values())), spread(values), measured, errors)
+    extreme = {"worst": max, "least": min}.get(check.kind, statistics.median)
+    errors = int(sum(r.figures.get("errors", 0) for r in runs if (r.scenario, r.peer) == (check.scenario, check.side)))
+    spreads = spread(list(ours.values())), spread(list(theirs.values())), spread(values)
+    return Verdict(check, *spreads, measured=extreme(values), errors=errors)
 
 
 def number(value: float) -> str:
@@ -96,7 +105,7 @@ def with_spread(value: Spread) -> str:
 def compared(verdict: Verdict) -> str:
     """Write what the bound is about."""
     kind, value = verdict.check.kind, verdict.value
-    if kind == "ratio":
+    if kind in ("ratio", "floor"):
         return f"x {number(value.median)} ({number(value.low)}..{number(value.high)})"
     if kind == "added":
         return f"{value.median:+.1f} ({value.low:+.1f}..{value.high:+.1f})"
@@ -105,23 +114,26 @@ def compared(verdict: Verdict) -> str:
 
 def bound_text(check: Check) -> str:
     """Write the bound in the form of what it bounds."""
-    sign = {"ratio": "<= x ", "added": "<= +"}.get(check.kind, "<= ")
+    sign = {"ratio": "<= x ", "floor": ">= x ", "added": "<= +", "least": ">= "}.get(check.kind, "<= ")
     return f"{sign}{check.bound:g}"
 
 
 def render(verdicts: list[Verdict]) -> str:
-    """Lay the verdicts out as a table of text: median (lowest..highest) over the rounds."""
-    head = ("scenario", "figure", "forebay", "nginx", "compared", "bound", "verdict")
+    """Lay the verdicts out as a table of text: median (lowest..highest) over the rounds.
+
+    The columns of the two sides carry their names when these are the same in all rows; else the row says against whom.
+    """
+    sides = {v.check.side for v in verdicts}
+    others = {v.check.against for v in verdicts}
+    head = ("scenario", "figure", *sides, "other" if len(others) > 1 else others.pop(), "compared", "bound", "verdict")
     rows = [head]
     for v in verdicts:
         word = "pass" if v.passed else "FAIL"
         if v.errors:
             word += f": {v.errors} failed requests"
         label = f"{v.check.label}, {v.check.unit}"
-        rows.append(
-            (v.check.scenario, label, with_spread(v.forebay), with_spread(v.nginx), compared(v))
-            + (bound_text(v.check), word)
-        )
+        theirs = with_spread(v.theirs) + (f" {v.check.against}" if "other" in head else "")
+        rows.append((v.check.scenario, label, with_spread(v.ours), theirs, compared(v)) + (bound_text(v.check), word))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

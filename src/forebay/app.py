@@ -17,17 +17,19 @@ from typing import Any
 
 import msgspec
 
-from forebay import __version__
+from forebay import __version__, status
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.config.load import Settings
 from forebay.config.reload import DocumentWatch
+from forebay.counting import Counter
 from forebay.dispatch import Dispatcher
 from forebay.edge.local import Insight, LocalAnswers
 from forebay.edge.server import EdgeServer
 from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
 from forebay.identity.keys import identify
+from forebay.ledger import MonthLedger
 from forebay.pipeline import Pipeline
 from forebay.policy import PolicyHolder
 from forebay.polling import Poller
@@ -35,7 +37,10 @@ from forebay.processes import Child
 from forebay.recording.journal import Journal
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import Recorder
-from forebay.routing.pool import Fleet, ReplicaState
+from forebay.routing.budget import RetryBudgets
+from forebay.routing.pool import Fleet
+from forebay.routing.replica import ReplicaState
+from forebay.understanding import Understanding
 from forebay.upstream.fetch import Fetcher
 from forebay.upstream.send import Upstream
 
@@ -78,24 +83,30 @@ class DataPlane:
         self.journal = Journal(data_dir / "journal", clock)
         self.recorder = Recorder(clock, self.journal, self.metrics)
         self.fleet = Fleet(clock)
-        self.gate = LocalGate(clock, self.fleet.usable)
+        self.gate = LocalGate(clock, self.fleet)
+        self.budgets = RetryBudgets(clock.now_s)
         self.upstream = Upstream(loop, clock)
         self.fetch = Fetcher(loop, self.upstream.connections)
+        self.counter = Counter(self.fleet, self.fetch.post)
+        self.understanding = Understanding(self.counter.count)
+        self.ledger = MonthLedger(self.gate.quota, clock, data_dir, loop)
         self._poller = Poller(self.fleet, self.fetch, clock)
         watch = DocumentWatch(settings, config_path, data_dir / "policy")
         self._follower = DocumentFollower(watch, self.policy, clock, loop)
         insight = Insight(self._live, lambda: self._ready, self._serving, self.metrics.render, self.status)
         self._local = LocalAnswers(insight, identify)
-        dispatcher = Dispatcher(self.fleet, self.upstream)
-        self._pipeline = Pipeline(clock, self.policy, self.gate, dispatcher, self.recorder, self._local)
+        dispatcher = Dispatcher(self.fleet, self.budgets, self.upstream)
+        self._pipeline = Pipeline(self.policy, self.understanding, self.gate, dispatcher, self.recorder, self._local)
         self.edge = EdgeServer(loop, clock, self._pipeline.handle)
         self._ready = False
         self._started_s = clock.now_s()
         self._lag_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        for listener in (self.metrics, self.fleet, self.gate, self.edge):
+        for listener in (self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge):
             self.policy.subscribe(listener)
-        Gauges(self.fleet, self.upstream, clock).watch(self.metrics, self.gate, lambda: self._lag_s)
+        gauges = Gauges(self.fleet, self.upstream, clock)
+        gauges.watch(self.metrics, self.gate, lambda: self._lag_s)
+        gauges.watch_work(self.metrics, self.budgets, self.understanding)
         self._follower.gauges(self.metrics)
 
     async def start(self) -> int:
@@ -107,8 +118,11 @@ class DataPlane:
         self.journal.start()
         self._tasks = [
             self._loop.create_task(_kept(work), name=work.__qualname__)
-            for work in (self._tick, self._poller.run, self._follower.run)
+            for work in (self._tick, self._poller.run, self._follower.run, self.ledger.run)
         ]
+        models = self.policy.current.models.values()
+        prices = {model.name: model.price for model in models if model.price is not None}
+        self._tasks.append(self._loop.create_task(self.ledger.start(self._pipeline.run_id, prices)))
         address = self._settings.listen
         port = await self.edge.listen(address.host, address.port)
         self.socket_path = await self._listen_for_control_plane()
@@ -141,6 +155,7 @@ class DataPlane:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.upstream.connections.close()
+        await self.ledger.stop()
         with suppress(OSError):
             self.socket_path.unlink()
         if self._temporary is not None:
@@ -157,39 +172,32 @@ class DataPlane:
 
     def status(self) -> dict[str, Any]:
         """Describe the whole state for the control plane; holds no secret."""
-        now_s = self._clock.now_s()
-        return {
+        parts = status.Parts(
+            self._clock,
+            self._started_s,
+            self.policy,
+            self.fleet,
+            self.gate,
+            self.budgets,
+            self.understanding,
+            self.recorder,
+        )
+        own = {
             "version": __version__,
             "pid": os.getpid(),
-            "uptime_s": round(now_s - self._started_s, 1),
             "ready": self._ready,
-            "policy_hash": self.policy.current.hash,
             "documents": msgspec.to_builtins(self._follower.watch.status),
-            "in_flight": self.recorder.in_flight,
-            "oldest_age_s": round(self.recorder.oldest_age_s(), 3),
-            "queues": {labels[0]: depth for labels, depth in self.gate.places.depths()},
-            "permits": {labels[0]: held for labels, held in self.gate.permits_held()},
-            "replicas": [
-                {
-                    "pool": state.pool.name,
-                    "replica": state.replica.name,
-                    "up": state.up,
-                    "loading": state.loading,
-                    "drained": state.drained,
-                    "breaker": state.breaker.state,
-                    "breaker_reason": state.breaker.reason,
-                    "in_flight": state.in_flight,
-                    "in_flight_tokens": state.in_flight_tokens,
-                    "telemetry": msgspec.to_builtins(state.telemetry),
-                    "telemetry_age_s": None if state.polled_at_s is None else round(now_s - state.polled_at_s, 1),
-                }
-                for state in self.fleet.states()
-            ],
-            "models": self._serving(),
             "journal": self.journal.state,
+            "month_ledger": self.ledger.state,
+            "exact_counts": {
+                "counted": self.counter.counted,
+                "failed": self.counter.failed,
+                "skipped": self.counter.skipped,
+            },
             "children": [msgspec.to_builtins(child.report()) for child in self.children],
             "loop_lag_ms": round(self._lag_s * 1000, 2),
         }
+        return status.describe(parts, self._serving(), own)
 
     async def _tick(self) -> None:
         due_s = self._clock.now_s() + TICK_S
@@ -200,7 +208,8 @@ class DataPlane:
             self._lag_s = max(0.0, now_s - due_s)
             due_s = max(due_s + TICK_S, now_s)
             self.upstream.tick()
-            self.gate.places.tick()
+            self.fleet.tick()
+            self.gate.tick()
             if now_s >= slow_due_s:
                 slow_due_s = now_s + SLOW_TICK_S
                 self.edge.tick()

@@ -7,22 +7,23 @@ import msgspec
 from msgspec import Struct
 
 from forebay.domain import FailureKind, Outcome
-from forebay.edge.body import Asked
+from forebay.edge.body import Asked, limit_key
 from forebay.edge.prompt import choices
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy, Pool
-from forebay.ports import Permit, Record, Reply
+from forebay.ports import Lease, Permit, Record, Reply
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
-from forebay.routing.pool import Fleet, Lease
+from forebay.routing.budget import RetryBudgets
+from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
 from forebay.wire import splice
 from forebay.wire.rewrite import Rewriter
 
-_FIRST = Step("elsewhere")
+_GONE = (FailureKind.CONNECT, FailureKind.RESET)
 _OPENAI_STREAMS = ("chat", "completions")
 _OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
 _NONE: frozenset[str] = frozenset()
@@ -41,11 +42,13 @@ class Dispatcher:
 
     Args:
         fleet: the replicas and their health.
+        budgets: how many tries may be repeated.
         upstream: runs one try.
     """
 
-    def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
+    def __init__(self, fleet: Fleet, budgets: RetryBudgets, upstream: Upstream) -> None:
         self._fleet = fleet
+        self._budgets = budgets
         self._upstream = upstream
 
     async def run(
@@ -60,17 +63,24 @@ class Dispatcher:
         said = reply.extra
         ends: list[Ended] = []
         tried: tuple[Tried, ...] = ()
+        self._budgets.note_call(permit.pool, call.tenant.name)
+        begun = False
         for name in (call.model, *first.fallback):
             model = policy.models[name]
             pool = policy.pools[model.pool]
-            if model is not first:
+            if begun:
                 try:
                     await permit.move(pool.name)
                 except Refused:
                     continue
+            elif pool.name != permit.pool:
+                # The gate had no room here and let it in further down.
+                continue
+            begun = True
             sending, explained = prepare(call, asked, model, pool, policy)
             reply.extra = said + explained
-            verdict, tried = await self._on_pool(call, name, pool, sending, tried, (reply, record))
+            lease, permit.lease = permit.lease, None
+            verdict, tried = await self._on_pool(call, name, sending, tried, (lease, reply, record))
             if verdict is not None:
                 if not attempts.may_fall_back(verdict):
                     return Ended(verdict, name)
@@ -85,42 +95,48 @@ class Dispatcher:
         self,
         call: Call,
         model: str,
-        pool: Pool,
         sending: Sending,
         tried: tuple[Tried, ...],
-        partners: tuple[Reply, Record],
+        partners: tuple[Lease | None, Reply, Record],
     ) -> tuple[Verdict | None, tuple[Tried, ...]]:
         """Try the replicas of one pool; return its best verdict so far, and all tries."""
-        step, used = _FIRST, _NONE
+        lease, reply, record = partners
+        used = _NONE
         best: Verdict | None = None
-        tokens = call.prompt_tokens + call.output_tokens
-        while step.action == "elsewhere":
-            lease = self._fleet.choose(pool.name, tokens, used) or await self._again(pool, tokens, used, step)
-            if lease is None:
-                break
-            verdict, failure = await self._attempt(call, sending, lease, *partners)
+        while lease is not None:
+            verdict, failure = await self._attempt(call, sending, lease, reply, record)
             if failure is None or verdict.committed:
                 return verdict, tried
             if best is None or attempts.rank(verdict) <= attempts.rank(best):
                 best = verdict
-            name = lease.state.replica.name
+            name = lease.replica.name
             used |= {name}
             tried += (Tried(model, name, failure, verdict.status, verdict.retry_after_s),)
-            step = attempts.next_step(tried, pool.max_attempts, random.random())
+            step = attempts.next_step(tried, sending.max_attempts, random.random())
+            if step.action != "elsewhere" or not self._may_retry(call, sending.pool, failure):
+                break
+            lease = self._fleet.take(sending.pool, call, used, held=False) or await self._again(
+                call, sending.pool, used, step
+            )
         return best, tried
 
-    async def _again(self, pool: Pool, tokens: int, used: frozenset[str], step: Step) -> Lease | None:
+    def _may_retry(self, call: Call, pool: str, failure: FailureKind) -> bool:
+        """Ask the retry budget; a replica that is gone has freed the load that its calls put on others."""
+        return failure in _GONE or self._budgets.try_take(pool, call.tenant.name)
+
+    async def _again(self, call: Call, pool: str, used: frozenset[str], step: Step) -> Lease | None:
         """After the pause, take one of the replicas used before that may be asked again."""
         if used <= step.excluded or step.pause_s > attempts.MAX_PAUSE_S:
             return None
         await asyncio.sleep(step.pause_s)
-        return self._fleet.choose(pool.name, tokens, step.excluded)
+        return self._fleet.take(pool, call, step.excluded, held=False)
 
     async def _attempt(
         self, call: Call, sending: Sending, lease: Lease, reply: Reply, record: Record
     ) -> tuple[Verdict, FailureKind | None]:
-        replica = lease.state.replica
+        replica = lease.replica
         record.dispatched(sending.pool, replica.name)
+        record.lease = lease
         verdict = _ABANDONED
         try:
             verdict = await self._upstream.attempt(call, replica, sending, reply, record)
@@ -128,7 +144,8 @@ class Dispatcher:
             failure = None if verdict.outcome in _OVER else attempts.failure_of(verdict)
             counted = failure is not None and attempts.counts_against_replica(failure, verdict)
             answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
-            self._fleet.report(lease, failure if counted else None, answered=answered)
+            cached_tokens = None if record.usage is None else record.usage.cached_tokens
+            lease.report(failure if counted else None, answered=answered, cached_tokens=cached_tokens)
         if failure is not None:
             record.attempt_failed(failure, verdict.status)
         return verdict, failure
@@ -155,6 +172,8 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
     name = model.upstream_model or model.name
     if name != asked.model and asked.model:
         edits["model"] = msgspec.json.encode(name)
+    if call.max_tokens is not None and call.max_tokens != asked.max_tokens:
+        edits[limit_key(asked, call.endpoint.shape)] = b"%d" % call.max_tokens
     openai_stream = call.stream and call.endpoint.shape in _OPENAI_STREAMS
     # llama.cpp's last chunk carries the counts anyway, in `timings`.
     asks_usage = openai_stream and not call.wants_usage and pool.engine != "llamacpp"
@@ -169,5 +188,6 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
         Rewriter(model.name, asks_usage),
         openai_stream,
         choices(asked) if openai_stream else 1,
+        pool.max_attempts,
     )
     return sending, explained.encode()

@@ -39,6 +39,11 @@ class FailureKind(StrEnum):
     CREDENTIAL = "credential"  # the engine refuses our own credential
 
 
+Value = Literal["high", "medium", "low"]
+VALUES: tuple[Value, ...] = ("high", "medium", "low")
+"""What a request is worth, the most first: header `X-Request-Value`."""
+
+
 class Usage(Struct, frozen=True):
     """Tokens of one call, as the engine counted them unless `estimated`."""
 
@@ -46,6 +51,13 @@ class Usage(Struct, frozen=True):
     completion_tokens: int = 0
     cached_tokens: int | None = None
     estimated: bool = False
+
+
+class Spend(Struct, frozen=True):
+    """What a call uses: tokens of prompt and output, and money in the currency of the prices."""
+
+    tokens: int
+    money: float = 0.0
 
 
 class Signal(Struct, frozen=True):
@@ -74,6 +86,12 @@ class Tenant(Struct, frozen=True):
         concurrency: calls in flight at once; None means no limit.
         requests_per_minute: in any sliding minute; None means no limit.
         tokens_per_minute: prompt and completion tokens; None means no limit.
+        tokens: prompt and completion tokens in a calendar month (UTC); None means no limit.
+        money: in a calendar month (UTC), in the currency of the models' prices; None means no limit.
+        max_output_tokens: longest answer that a call may ask for; None means no limit.
+        classes: request values that it may claim.
+        default_class: the value of a call that claims none.
+        high_share_ratio: part of its tokens that may be `high` while calls wait; more becomes `medium`.
     """
 
     name: str
@@ -81,6 +99,12 @@ class Tenant(Struct, frozen=True):
     concurrency: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    tokens: int | None = None
+    money: float | None = None
+    max_output_tokens: int | None = None
+    classes: frozenset[Value] = frozenset(VALUES)
+    default_class: Value = "medium"
+    high_share_ratio: float = 0.3
 
 
 class Replica(Struct, frozen=True):

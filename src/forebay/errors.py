@@ -45,8 +45,12 @@ CODES: dict[str, Code] = {
     "concurrency_limit": Code(429, _OVER, retry=True),
     "requests_limit": Code(429, _OVER, retry=True),
     "insufficient_quota": Code(429, _OVER, retry=True),
+    "quota_exhausted": Code(429, _OVER),
+    "overloaded": Code(429, _OVER, retry=True),
+    "rule_rejected": Code(422, _BAD),
+    "hygiene_rejected": Code(400, _BAD),
     "queue_full": Code(429, _OVER, retry=True),
-    "queue_timeout": Code(503, "overloaded_error", retry=True),
+    "queue_timeout": Code(429, _OVER, retry=True),
     # engines
     "engine_unreachable": Code(502, _DOWN, retry=True),
     "engine_failed": Code(502, _DOWN, retry=True),

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.recording.metrics import Metrics
+from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
+from forebay.understanding import Understanding
 from forebay.upstream.send import Upstream
 
 Readings = Iterator[tuple[tuple[str, ...], float]]
@@ -22,7 +24,7 @@ class Gauges:
 
     def watch(self, metrics: Metrics, gate: LocalGate, lag_s: Callable[[], float]) -> None:
         """Register all readings."""
-        metrics.watch("forebay_queue_depth", gate.places.depths)
+        metrics.watch("forebay_queue_depth", gate.basin.depths)
         metrics.watch("forebay_permits_held", gate.permits_held)
         metrics.watch("forebay_replica_up", self._up)
         metrics.watch("forebay_replica_in_flight", self._in_flight)
@@ -31,6 +33,18 @@ class Gauges:
         metrics.watch("forebay_upstream_connections_total", self._connections)
         metrics.watch("forebay_upstream_missing_done_total", lambda: [((), self._upstream.missing_done)])
         metrics.watch("forebay_loop_lag_seconds", lambda: [((), lag_s())])
+        metrics.watch("forebay_queue_waiting", lambda: _waiting(gate))
+        metrics.watch("forebay_high_claims_lowered_total", lambda: [((), gate.basin.claims.lowered)])
+        metrics.watch("forebay_replica_prefill_tokens_per_second", self._speed)
+        metrics.watch("forebay_replica_unprefilled_tokens", self._unprefilled)
+
+    def watch_work(self, metrics: Metrics, budgets: RetryBudgets, understanding: Understanding) -> None:
+        """Register the readings of estimates, rules and retries."""
+        metrics.watch("forebay_retries_denied_total", budgets.exhausted)
+        metrics.watch("forebay_rule_applied_total", lambda: [((n,), c) for n, c in understanding.rules.applied.items()])
+        metrics.watch(
+            "forebay_estimate_error_ratio", lambda: [((m,), error) for m, error, _ in understanding.estimator.report()]
+        )
 
     def _up(self) -> Readings:
         now_s = self._clock.now_s()
@@ -48,6 +62,15 @@ class Gauges:
             if reason is not None:
                 yield (state.pool.name, state.replica.name, reason), 1.0
 
+    def _speed(self) -> Readings:
+        for state in self._fleet.states():
+            if state.speed.known:
+                yield (state.pool.name, state.replica.name), state.speed.tokens_per_s
+
+    def _unprefilled(self) -> Readings:
+        for state in self._fleet.states():
+            yield (state.pool.name, state.replica.name), state.unprefilled_tokens
+
     def _telemetry_age(self) -> Readings:
         now_s = self._clock.now_s()
         for state in self._fleet.states():
@@ -58,3 +81,9 @@ class Gauges:
         opened = self._upstream.connections.opened
         for state in self._fleet.states():
             yield (state.pool.name, state.replica.name), opened.get(state.replica.name, 0)
+
+
+def _waiting(gate: LocalGate) -> Readings:
+    for pool, queue in gate.basin.queues():
+        for (lane, value), count in queue.depths():
+            yield (pool, lane, value), count

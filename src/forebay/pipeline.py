@@ -11,12 +11,15 @@ import itertools
 import logging
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
-from forebay.clock import Clock
+from forebay import cleaning
+from forebay.admission.hygiene import is_clean
 from forebay.dispatch import Dispatcher, Ended
 from forebay.domain import Outcome
-from forebay.edge import body, ending, routes
+from forebay.edge import ending, routes
+from forebay.edge.headers import explained
 from forebay.edge.local import LocalAnswers, cors_lines
 from forebay.edge.reply import Reply
 from forebay.errors import ForebayError, Refused
@@ -26,31 +29,37 @@ from forebay.policy import Policy, PolicyHolder
 from forebay.ports import Gate, Permit
 from forebay.recording.record import CallRecord, Recorder
 from forebay.traffic import Call, Request
-from forebay.understanding import request_id, understand
+from forebay.understanding import Understanding, request_id
 from forebay.wire.endpoints import Endpoint
 
 log = logging.getLogger(__name__)
 
+_NO_ROOM = ("queue_full", "queue_timeout", "overloaded")
+
 
 class Pipeline:
-    """Serves requests; `handle` is the edge's handler."""
+    """Serves requests; `handle` is the edge's handler.
+
+    Attributes:
+        run_id: what the ids of its calls begin with.
+    """
 
     def __init__(
         self,
-        clock: Clock,
         policy: PolicyHolder,
+        understanding: Understanding,
         gate: Gate,
         dispatcher: Dispatcher,
         recorder: Recorder,
         local: LocalAnswers,
     ) -> None:
-        self._clock = clock
         self._policy = policy
         self._gate = gate
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._local = local
-        self._run_id = secrets.token_hex(5)
+        self._understanding = understanding
+        self.run_id = secrets.token_hex(5)
         self._sequence = itertools.count(1)
 
     def handle(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
@@ -71,20 +80,25 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint, policy: Policy) -> None:
         """Serve one inference call; every error becomes an answer."""
-        call_id = f"{self._run_id}-{next(self._sequence):x}"
+        call_id = f"{self.run_id}-{next(self._sequence):x}"
         asked_id = request_id(request) or call_id
         address = client_address(request.peer, request.headers.get(b"x-forwarded-for"), policy.trusted_proxies)
         record = self._recorder.open(call_id, asked_id, endpoint.name, address)
         reply.extra += f"x-request-id: {asked_id}\r\nx-forebay-call-id: {call_id}\r\n".encode()
         permit: Permit | None = None
+        call: Call | None = None
         try:
             tenant = identify(request, policy)
-            asked = await body.read(request.body, endpoint, policy.limits.json_depth)
-            call = understand(request, endpoint, asked, tenant, policy, call_id)
-            record.identified(tenant.name, call.model, call.stream)
-            record.input_estimate_tokens = call.prompt_tokens
-            permit = await self._gate.acquire(call, policy.models[call.model].pool)
-            record.queue_ms = (self._clock.now_s() - request.received_s) * 1000.0
+            asked = await cleaning.read(request, endpoint, policy)
+            call = self._understanding.call(request, endpoint, asked, tenant, policy, call_id)
+            if call.doubtful:
+                call = await self._understanding.exact(call, request, asked, policy)
+            record.understood(call)
+            if not is_clean(request.body):
+                asked = await cleaning.cleaned(request, asked, call, policy, record)
+            permit = self._gate.at_once(call, policy.models[call.model].pool) or await self._let_in(call, policy)
+            reply.extra += explained(request, call, permit)
+            record.admitted(request.received_s)
             reply.timing = record.server_timing
             ended = await self._dispatcher.run(call, asked, policy, permit, reply, record)
             _close(ended, call, reply, record)
@@ -100,9 +114,22 @@ class Pipeline:
             ending.end_with_error(reply, Refused("internal_error", "Forebay failed on this call"), endpoint.shape)
             record.close(500, Outcome.ENGINE_ERROR, "internal_error")
         finally:
-            if permit is not None:
+            if permit is not None and call is not None:
                 used = record.settled_usage()
-                permit.release(used.prompt_tokens + used.completion_tokens)
+                model = policy.models[record.model]
+                permit.release(self._understanding.learn(call, model, used, complete=record.complete))
+
+    async def _let_in(self, call: Call, policy: Policy) -> Permit:
+        """Wait for a permit on the model's pool, else on the pools of its fallbacks."""
+        model = policy.models[call.model]
+        try:
+            return await self._gate.acquire(call, model.pool)
+        except Refused as refusal:
+            if refusal.code in _NO_ROOM:
+                for name in model.fallback:
+                    with suppress(Refused):
+                        return await self._gate.acquire(call, policy.models[name].pool)
+            raise
 
 
 def _close(ended: Ended, call: Call, reply: Reply, record: CallRecord) -> None:

@@ -7,12 +7,15 @@ in flight.
 
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from forebay.domain import Replica, Tenant
+from forebay.domain import Replica, Tenant, Value
 
 EngineKind = Literal["vllm", "sglang", "llamacpp", "openai"]
+Hygiene = Literal["detect", "repair", "reject"]
+Preset = Literal["throughput", "latency"]
+Operator = Literal["eq", "ne", "gt", "ge", "lt", "le", "in", "glob", "exists"]
 
 
 class Timeouts(Struct, frozen=True):
@@ -72,12 +75,122 @@ class BreakerPolicy(Struct, frozen=True):
     open_s: float = 10.0
 
 
+class ClassPolicy(Struct, frozen=True):
+    """What calls of one value are promised.
+
+    Attributes:
+        target_s: until the first token of a stream, until the end of an answer that is not streamed.
+        long_target_s: the same for prompts of the long lane.
+        max_wait_s: longest wait in our queue; what happens then is in docs/operations.md.
+        share_ratio: part of the tokens that this value gets at least while calls of it wait.
+    """
+
+    target_s: float
+    long_target_s: float
+    max_wait_s: float
+    share_ratio: float
+
+
+PATIENT: dict[Value, ClassPolicy] = {
+    "high": ClassPolicy(0.8, 8.0, 600.0, 0.5),
+    "medium": ClassPolicy(1.5, 15.0, 600.0, 0.3),
+    "low": ClassPolicy(5.0, 50.0, 600.0, 0.1),
+}
+"""The classes of the preset `throughput`: targets order the queue, and nobody is turned away for them."""
+
+PROMPT: dict[Value, ClassPolicy] = {
+    "high": ClassPolicy(0.8, 8.0, 0.2, 0.5),
+    "medium": ClassPolicy(1.5, 15.0, 1.0, 0.3),
+    "low": ClassPolicy(5.0, 50.0, 10.0, 0.1),
+}
+"""The classes of the preset `latency`: who cannot meet his target is told so at once."""
+
+
+class Admission(Struct, frozen=True):
+    """How calls are let in.
+
+    Attributes:
+        refuses_early: whether a call that cannot meet its target is refused on arrival and at the queue's head.
+        long_prompt_tokens: uncached prompt tokens from which on a call takes the long lane.
+        long_share_ratio: part of the tokens that the long lane gets at least while it waits.
+        short_reserve_ratio: part of a pool's replicas that take no long prompt while short ones are late.
+    """
+
+    preset: Preset = "throughput"
+    classes: dict[Value, ClassPolicy] = field(default_factory=PATIENT.copy)
+    refuses_early: bool = False
+    long_prompt_tokens: int = 2048
+    long_share_ratio: float = 0.1
+    short_reserve_ratio: float = 0.0
+
+
+class Capacity(Struct, frozen=True):
+    """What one replica can do, as declared; None is learned, or read from its telemetry.
+
+    Attributes:
+        prefill_tokens_per_s: prompt tokens computed in a second with nothing else to do.
+        kv_tokens: KV room.
+        streams: calls that it runs at once.
+    """
+
+    prefill_tokens_per_s: float | None = None
+    kv_tokens: int | None = None
+    streams: int | None = None
+
+
+class Price(Struct, frozen=True):
+    """Money for a million tokens, in one currency for all models."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached_input: float | None = None
+
+
+class Condition(Struct, frozen=True):
+    """One predicate of a rule.
+
+    Attributes:
+        field: a name of `rules.FIELDS`, or `body:` and a JSON pointer into the request's body.
+        operator: how it is compared.
+        value: what with; a list for `in`, a boolean for `exists`.
+    """
+
+    field: str
+    operator: Operator
+    value: str | float | bool | tuple[str | float, ...]
+
+
+class Action(Struct, frozen=True):
+    """What a rule does; at least one of these is set.
+
+    Attributes:
+        reject: advice for the client; it gets 422.
+        reroute: the model to serve it with instead.
+        value: the class that it gets at most.
+        cap_tokens: longest answer.
+    """
+
+    reject: str = ""
+    reroute: str = ""
+    value: Value | None = None
+    cap_tokens: int | None = None
+
+
+class Rule(Struct, frozen=True):
+    """All conditions must hold; the first rule that does decides."""
+
+    name: str
+    when: tuple[Condition, ...]
+    then: Action
+
+
 class Pool(Struct, frozen=True):
     """Replicas that serve the same model on the same engine.
 
     Attributes:
         max_in_flight: calls in flight on one replica; None means no limit.
-        queue_size: calls that may wait for a replica.
+        queue_size: calls that may wait for a replica; low ones up to 60 %, medium ones up to 90 % of it.
+        capacity: of one replica, as declared.
         max_attempts: tries for one call, the first included.
         drained: names of replicas that get no new call (override).
     """
@@ -91,6 +204,7 @@ class Pool(Struct, frozen=True):
     breaker: BreakerPolicy = BreakerPolicy()
     timeouts: Timeouts | None = None
     drained: frozenset[str] = frozenset()
+    capacity: Capacity = Capacity()
 
 
 class Model(Struct, frozen=True):
@@ -100,6 +214,10 @@ class Model(Struct, frozen=True):
         upstream_model: the name the engine knows; empty means the same.
         fallback: names of models to try when the pool cannot serve.
         timeouts: already merged: model over pool over global.
+        hygiene: what happens to input that is likely a mistake.
+        default_output_tokens: `max_tokens` of a call that has none; None leaves it to the engine.
+        max_output_tokens: longest answer that a call may ask for; more is cut down to it.
+        price: of its tokens.
     """
 
     name: str
@@ -107,6 +225,10 @@ class Model(Struct, frozen=True):
     upstream_model: str = ""
     fallback: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
+    hygiene: Hygiene = "detect"
+    default_output_tokens: int | None = None
+    max_output_tokens: int | None = None
+    price: Price | None = None
 
 
 class Policy(Struct, frozen=True):
@@ -114,6 +236,7 @@ class Policy(Struct, frozen=True):
 
     Attributes:
         tenants: by SHA-256 digest of the key; empty means keyless (allowed on loopback only).
+        rules: those of the configuration, in order, behind those of overrides.
         hash: short hash of the documents that made it, shown in `/health/live`.
         created: Unix seconds of the configuration, for the `created` field of the model list.
     """
@@ -126,6 +249,8 @@ class Policy(Struct, frozen=True):
     shutdown: Shutdown = Shutdown()
     cors_origins: frozenset[str] = frozenset()
     trusted_proxies: tuple[str, ...] = ()
+    admission: Admission = Admission()
+    rules: tuple[Rule, ...] = ()
     hash: str = ""
     created: int = 0
 

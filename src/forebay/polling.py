@@ -10,7 +10,8 @@ import logging
 from forebay.clock import Clock
 from forebay.engines.contract import Engine, Fetch
 from forebay.engines.registry import ENGINES
-from forebay.routing.pool import Fleet, ReplicaState
+from forebay.routing.pool import Fleet
+from forebay.routing.replica import ReplicaState
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,9 @@ class Poller:
         try:
             status, page = await self._fetch(state.replica, path, TIMEOUT_S)
             if status == 200:
-                state.telemetry = engine.read_telemetry(page)
-                state.polled_at_s = self._clock.now_s()
+                telemetry = engine.read_telemetry(page)
+                state.telemetry, state.polled_at_s = telemetry, self._clock.now_s()
+                state.noted(telemetry.slots.value, telemetry.kv_tokens.value)
         except (OSError, ValueError) as error:
             log.debug("no telemetry from %s: %s", state.replica.name, type(error).__name__)
 

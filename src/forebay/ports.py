@@ -1,8 +1,11 @@
 """The seams between rooms: who may be asked for what, without knowing who answers."""
 
+from collections.abc import Callable
 from typing import Protocol
 
-from forebay.domain import FailureKind, Usage
+from msgspec import Struct
+
+from forebay.domain import FailureKind, Replica, Spend, Usage, Value
 from forebay.traffic import Call, Header
 
 
@@ -52,8 +55,35 @@ class Reply(Protocol):
         """Cut the client's connection: the answer can no longer be finished honestly."""
 
 
+class Lease(Protocol):
+    """A try's place on one replica: counts as its load until it is reported on, once."""
+
+    @property
+    def replica(self) -> Replica:
+        """Which one."""
+        ...
+
+    def first_token(self) -> None:
+        """Tell that a stream's first token came: the prompt is computed, which makes room for the next."""
+
+    def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
+        """Tell how the try ended; a second time changes nothing.
+
+        Args:
+            failure: the engine's fault, or None.
+            answered: the engine answered as it should; False with no failure means that nobody waited any more.
+            cached_tokens: of the prompt, as the engine counted them.
+        """
+
+
 class Record(Protocol):
-    """The facts of one call, closed exactly once."""
+    """The facts of one call, closed exactly once.
+
+    Attributes:
+        hygiene: what was odd about the request.
+        output_flags: what the output watch saw.
+        lease: of the latest try; hears of the first token.
+    """
 
     usage: Usage | None
     input_estimate_tokens: int
@@ -61,6 +91,9 @@ class Record(Protocol):
     queue_ms: float | None
     engine_prefill_ms: float | None
     engine_decode_ms: float | None
+    hygiene: tuple[str, ...]
+    output_flags: tuple[str, ...]
+    lease: Lease | None
 
     def dispatched(self, pool: str, replica: str) -> None:
         """A try begins."""
@@ -72,26 +105,103 @@ class Record(Protocol):
         """The first content went to the client."""
 
 
+class Outlook(Struct, frozen=True):
+    """What a call may expect of a pool.
+
+    Attributes:
+        first_token_s: seconds from now to its first token; None while the replicas' speed is unknown.
+        alone_s: the same with nobody else there.
+        drain_s: seconds until what is ahead of it is done.
+    """
+
+    first_token_s: float | None = None
+    alone_s: float = 0.0
+    drain_s: float = 0.0
+
+
+class Berths(Protocol):
+    """Room on the replicas, as the queue sees it.
+
+    Attributes:
+        on_room: called with a pool's name when one of its replicas may take more than before; returns whether
+            calls waited for it.
+    """
+
+    on_room: Callable[[str], bool] | None
+
+    def take(self, pool: str, call: Call, excluded: frozenset[str] = ..., *, held: bool = True) -> Lease | None:
+        """Take the best replica that may get the call now; None when there is none.
+
+        Args:
+            pool: its name.
+            call: to be sent.
+            excluded: names of replicas that this call must not get again.
+            held: obey the hold, which keeps the queue here; False obeys health and the configured limit alone.
+        """
+        ...
+
+    def is_long(self, pool: str, call: Call) -> bool:
+        """Say whether a call takes the long lane of a pool: by the part of its prompt that no replica has cached."""
+        ...
+
+    def usable(self, pool: str) -> int:
+        """Return how many replicas of a pool may be used now."""
+        ...
+
+    def reserve(self, pool: str, count: int) -> None:
+        """Keep so many replicas of a pool free of long prompts."""
+        ...
+
+    def outlook(self, pool: str, prompt_tokens: int, ahead_tokens: float, ahead_calls: int) -> Outlook:
+        """Foresee the first token of a call that would come behind others in the queue.
+
+        Args:
+            pool: its name.
+            prompt_tokens: of the call, uncached.
+            ahead_tokens: prompt tokens of those that wait before it.
+            ahead_calls: their number.
+        """
+        ...
+
+
 class Permit(Protocol):
-    """The right to occupy an engine: a lease, held to the last byte."""
+    """The right to occupy an engine: held to the last byte.
+
+    Attributes:
+        pool: whose.
+        lease: the replica for the first try there; None when no replica is usable.
+        value: what the call is treated as; less than it claimed when its tenant claims too much.
+    """
+
+    pool: str
+    lease: Lease | None
+    value: Value
 
     async def move(self, pool: str) -> None:
-        """Exchange the place for one on another pool.
+        """Wait for a replica of another pool, without being counted again by the tenant's limits.
 
         Raises:
             Refused: the other pool has no room.
         """
 
-    def release(self, used_tokens: int | None) -> None:
+    def release(self, used: Spend | None) -> None:
         """Give it back and settle the reservation.
 
         Args:
-            used_tokens: prompt and completion tokens; None keeps what was reserved.
+            used: tokens and money; None keeps what was reserved.
         """
 
 
 class Gate(Protocol):
     """Who lets calls in."""
+
+    def at_once(self, call: Call, pool: str) -> Permit | None:
+        """Take the right to run a call on a pool if that needs no waiting.
+
+        Raises:
+            Refused: the tenant has no room.
+        """
+        ...
 
     async def acquire(self, call: Call, pool: str) -> Permit:
         """Wait for, and take, the right to run a call on a pool.

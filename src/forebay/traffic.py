@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from forebay.domain import FailureKind, Outcome, Tenant
+from forebay.domain import FailureKind, Outcome, Tenant, Value
 from forebay.wire.endpoints import Endpoint
 
 Header = tuple[bytes, bytes]
@@ -31,15 +31,66 @@ class Request(Struct, frozen=True):
     received_s: float
 
 
+class Prompt(Struct, frozen=True):
+    """What a model is to read, taken out of a body.
+
+    Attributes:
+        text: JSON text of the contents, joined; of a long prompt three samples: beginning, middle, end.
+        text_bytes: length of the whole.
+        messages: number of messages, or of prompts.
+        images: number of parts that are pictures.
+        audio_bytes: of audio parts, as they stand in the body.
+        tools_bytes: JSON text of tools and of a response schema.
+    """
+
+    text: bytes = b""
+    text_bytes: int = 0
+    messages: int = 1
+    images: int = 0
+    audio_bytes: int = 0
+    tools_bytes: int = 0
+
+
+class Work(Struct, frozen=True):
+    """How much a call is, before it is sent, and what the estimate was made of.
+
+    Attributes:
+        prompt_tokens: estimate.
+        output_tokens: reserved: the 90th percentile of its like, at most the call's own cap.
+        likely_output_tokens: expected: the mean of its like, at most the cap.
+        model: whose tokenizer it was estimated for.
+        features: of the prompt, as `admission.texts` counts them; empty when nothing is to be learned.
+        kin: keys of the calls that it is like, the closest first.
+        blocks: hashes of the prompt's leading blocks, each over all before it.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    likely_output_tokens: int
+    model: str = ""
+    features: tuple[float, ...] = ()
+    kin: tuple[tuple[object, ...], ...] = ()
+    blocks: tuple[int, ...] = ()
+
+
 class Call(Struct, frozen=True):
     """One request that has been understood.
 
     Attributes:
         wants_usage: the client asked for the usage chunk of a stream itself.
         prompt_tokens: estimate.
-        output_tokens: estimate or the client's own cap.
+        output_tokens: estimate, at most the client's own cap.
         headers: those of the client that engines may see.
         deadline_s: monotonic seconds after which nobody waits any more.
+        value: what it is worth.
+        work: what the estimates were made of.
+        money: what it may cost.
+        max_tokens: longest answer, whoever has set it; None leaves it to the engine.
+        bound_tokens: of output that limits reserve for it.
+        template: name of the prompt's template, as the client gives it; empty without one.
+        retries: tries of the client before this one, as it counts them.
+        rule: name of the rule that decided on it; empty without one.
+        doubtful: no rule has decided yet, because the exact length of the prompt would make a difference.
     """
 
     call_id: str
@@ -53,6 +104,15 @@ class Call(Struct, frozen=True):
     headers: tuple[Header, ...]
     received_s: float
     deadline_s: float
+    value: Value = "medium"
+    work: Work = Work(1, 1, 1)
+    money: float = 0.0
+    max_tokens: int | None = None
+    bound_tokens: int = 0
+    template: str = ""
+    retries: int = 0
+    rule: str = ""
+    doubtful: bool = False
 
 
 class Answer(Struct, frozen=True):

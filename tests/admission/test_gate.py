@@ -8,7 +8,8 @@ from admission.before_gate import Gateway, alone, call, inside, pool, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.domain import Tenant
+from forebay.admission.gate import LocalPermit
+from forebay.domain import Spend, Tenant
 from forebay.errors import Refused
 
 
@@ -19,7 +20,7 @@ async def test_without_a_limit_everybody_goes_in() -> None:
     assert all(inside(tasks))
     assert gateway.gauges() == ({"main": 0}, {"a": 50})
     for task in tasks:
-        task.result().release(5)
+        task.result().release(Spend(5))
     assert gateway.gauges() == ({"main": 0}, {"a": 0})
 
 
@@ -135,8 +136,8 @@ async def test_a_place_that_comes_free_in_the_moment_of_a_cancellation() -> None
 async def test_a_second_release_does_nothing() -> None:
     gateway = Gateway()
     (first,) = await gateway.come_all(1)
-    first.result().release(3)
-    first.result().release(3)
+    first.result().release(Spend(3))
+    first.result().release(Spend(3))
     tasks = await gateway.come_all(2)
     assert inside(tasks) == [True, False]
     tasks[1].cancel()
@@ -145,70 +146,97 @@ async def test_a_second_release_does_nothing() -> None:
     assert gateway.gauges() == ({"main": 0}, {"a": 0})
 
 
-# moving to another pool
-
-
+@pytest.mark.parametrize("moment", ["waiting", "granted"])
 @alone
-async def test_a_permit_moves_and_frees_its_place() -> None:
-    gateway = Gateway(pool(), pool("other"))
+async def test_a_cancelled_call_costs_its_tenant_nothing_in_the_order_of_the_queue(moment: str) -> None:
+    gateway = Gateway()
     first, second = await gateway.come_all(2)
-    await first.result().move("other")
+    if moment == "granted":
+        first.result().release(None)
+        assert gateway.queue()._counters == {"a": 10}
+    second.cancel()
+    await settle()
+    assert second.cancelled()
+    assert gateway.queue()._counters == {"a": 0}
+    first.result().release(None)
+    assert gateway.load() == [(0,) * 6]
+
+
+@alone
+async def test_a_call_that_goes_in_as_its_wait_ends_is_not_refused_as_well() -> None:
+    gateway = Gateway()
+    first = (await gateway.come_all(1))[0]
+    second = gateway.come(deadline_s=105.0)
+    await settle()
+    gateway.clock.advance(6.0)
+    first.result().release(None)
+    gateway.gate.tick()
     await settle()
     assert inside([second]) == [True]
-    (third,) = await gateway.come_all(1, "other")
-    assert inside([third]) == [False]
-    assert gateway.gauges() == ({"main": 0, "other": 1}, {"a": 3})
-    first.result().release(None)
-    await settle()
-    assert inside([third]) == [True]
     second.result().release(None)
-    third.result().release(None)
-    assert gateway.gauges() == ({"main": 0, "other": 0}, {"a": 0})
+    assert gateway.gauges() == ({"main": 0}, {"a": 0})
 
 
 @alone
-async def test_a_move_to_the_same_pool_or_after_the_release_does_nothing() -> None:
-    gateway = Gateway(pool(), pool("other"))
-    (first,) = await gateway.come_all(1)
-    await first.result().move("main")
-    first.result().release(None)
-    await first.result().move("other")
-    tasks = await gateway.come_all(1, "other") + await gateway.come_all(1)
-    assert inside(tasks) == [True, True]
-    for task in tasks:
-        task.result().release(None)
-
-
-@alone
-async def test_a_move_into_a_full_pool_is_refused_and_the_release_is_still_due() -> None:
-    gateway = Gateway(pool(), pool("other", queue=0))
-    (first,) = await gateway.come_all(1)
-    (other,) = await gateway.come_all(1, "other")
-    with pytest.raises(Refused):
-        await first.result().move("other")
-    (second,) = await gateway.come_all(1)
-    assert inside([second]) == [True]
-    assert gateway.gauges()[1] == {"a": 3}
-    for task in (first, other, second):
-        task.result().release(None)
-    assert gateway.gauges() == ({"main": 0, "other": 0}, {"a": 0})
-    assert all(inside(await gateway.come_all(1, "main") + await gateway.come_all(1, "other")))
-
-
-@alone
-async def test_a_move_may_wait_and_be_cancelled() -> None:
-    gateway = Gateway(pool(), pool("other"))
-    (first,) = await gateway.come_all(1)
-    (other,) = await gateway.come_all(1, "other")
-    moving = asyncio.get_running_loop().create_task(first.result().move("other"))
+async def test_a_wait_that_ends_in_the_moment_of_a_cancellation() -> None:
+    gateway = Gateway()
+    first = (await gateway.come_all(1))[0]
+    second = gateway.come(deadline_s=105.0)
     await settle()
-    assert gateway.gauges()[0] == {"main": 0, "other": 1}
-    moving.cancel()
+    second.cancel()
+    gateway.pass_time(6.0)
     await settle()
+    assert second.cancelled()
     first.result().release(None)
-    other.result().release(None)
-    assert gateway.gauges() == ({"main": 0, "other": 0}, {"a": 0})
-    assert all(inside(await gateway.come_all(1, "main") + await gateway.come_all(1, "other")))
+    assert gateway.gauges() == ({"main": 0}, {"a": 0})
+    assert gateway.load() == [(0,) * 6]
+
+
+@alone
+async def test_the_permit_says_where_and_as_what_a_call_goes() -> None:
+    gateway = Gateway(tenant=Tenant("a", high_share_ratio=0.0))
+    first = gateway.come(value="high")
+    await settle()
+    waiting = [gateway.come(value="high", tokens=4000) for _ in range(2)]
+    await settle()
+    permit = first.result()
+    assert (permit.pool, permit.value, permit.charged) == ("main", "high", False)
+    assert permit.lease is not None
+    assert permit.lease.replica.name == "r0"
+    permit.release(None)
+    await settle()
+    assert waiting[0].result().value == "high", "a few tokens may be high whatever the share"
+    waiting[0].result().release(None)
+    await settle()
+    assert waiting[1].result().value == "medium"
+    waiting[1].result().release(None)
+
+
+def test_a_call_that_leaves_gives_back_what_its_tenant_had_reserved() -> None:
+    gateway = Gateway(tenant=Tenant("a", concurrency=2))
+    permits: list[LocalPermit] = []
+    refusals: list[Refused] = []
+    waiting = [gateway.gate.offer(call(gateway.tenant), "main", permits.append, refusals.append) for _ in range(3)]
+    assert [one is None for one in waiting] == [True, False, True]
+    assert [refusal.code for refusal in refusals] == ["concurrency_limit"]
+    assert waiting[1] is not None
+    gateway.gate.basin.leave(waiting[1], "main")
+    gateway.gate.basin.leave(waiting[1], "main")
+    assert gateway.gauges() == ({"main": 0}, {"a": 1})
+    permits[0].release(None)
+    assert gateway.gauges() == ({"main": 0}, {"a": 0})
+    assert (len(permits), len(refusals)) == (1, 1)
+
+
+def test_a_refused_call_has_left_already() -> None:
+    gateway = Gateway(pool(queue=0))
+    permits: list[LocalPermit] = []
+    refusals: list[Refused] = []
+    for _ in range(2):
+        assert gateway.gate.offer(call(), "main", permits.append, refusals.append) is None
+    assert [refusal.code for refusal in refusals] == ["queue_full"]
+    assert gateway.gauges() == ({"main": 0}, {"a": 1})
+    permits[0].release(None)
 
 
 # limits of tenants
@@ -220,7 +248,7 @@ async def test_a_move_may_wait_and_be_cancelled() -> None:
         (Tenant("a", concurrency=1), "concurrency_limit", 1),
         (Tenant("a", requests_per_minute=1), "requests_limit", 61),
         (Tenant("a", tokens_per_minute=15), "insufficient_quota", 61),
-        (Tenant("a", tokens_per_minute=5), "insufficient_quota", None),
+        (Tenant("a", tokens_per_minute=5), "quota_exhausted", None),
     ],
 )
 @alone
@@ -250,10 +278,10 @@ async def test_a_call_that_never_got_in_costs_its_tenant_nothing() -> None:
     assert isinstance(third.exception(), Refused)
     second.cancel()
     await settle()
-    first.result().release(10)
+    first.result().release(Spend(10))
     for _ in range(3):
         (task,) = await gateway.come_all(1)
-        task.result().release(10)
+        task.result().release(Spend(10))
     (refused,) = await gateway.come_all(1)
     assert isinstance(refused.exception(), Refused)
 
@@ -263,56 +291,11 @@ async def test_unused_tokens_come_back_at_the_release() -> None:
     gateway = Gateway(pool(room=None), tenant=Tenant("a", tokens_per_minute=20))
     first, second, third = await gateway.come_all(3)
     assert isinstance(third.exception(), Refused)
-    first.result().release(0)
+    first.result().release(Spend(0))
     second.result().release(None)
     tasks = await gateway.come_all(2)
     assert [isinstance(task.exception(), Refused) for task in tasks] == [False, True]
     tasks[0].result().release(None)
-
-
-# a new policy
-
-
-@alone
-async def test_more_room_lets_waiting_calls_in() -> None:
-    gateway = Gateway(pool(room=1))
-    tasks = await gateway.come_all(4)
-    gateway.follow(pool(room=3))
-    await settle()
-    assert inside(tasks) == [True, True, True, False]
-    gateway.follow(pool(room=None))
-    await settle()
-    assert inside(tasks) == [True] * 4
-    for task in tasks:
-        task.result().release(None)
-    assert gateway.gauges() == ({"main": 0}, {"a": 0})
-
-
-@alone
-async def test_less_room_lets_running_calls_finish() -> None:
-    gateway = Gateway(pool(room=3))
-    tasks = await gateway.come_all(4)
-    gateway.follow(pool(room=1))
-    tasks[0].result().release(None)
-    tasks[1].result().release(None)
-    await settle()
-    assert inside(tasks) == [True, True, True, False]
-    tasks[2].result().release(None)
-    await settle()
-    assert inside(tasks) == [True] * 4
-    tasks[3].result().release(None)
-
-
-@alone
-async def test_a_pool_that_is_gone_keeps_nobody_waiting() -> None:
-    gateway = Gateway(pool(), pool("other"))
-    tasks = await gateway.come_all(2)
-    gateway.follow(pool("other"))
-    await settle()
-    assert inside(tasks) == [True, True]
-    for task in tasks:
-        task.result().release(None)
-    assert gateway.gauges() == ({"other": 0}, {"a": 0})
 
 
 @settings(max_examples=60, deadline=None)
@@ -345,7 +328,7 @@ async def test_running_never_exceeds_room_and_everything_comes_back(seed: int, r
         finally:
             if here:
                 running[here] -= 1
-            permit.release(dice.choice((None, 0, 50)))
+            permit.release(dice.choice((None, Spend(0), Spend(50))))
 
     loop = asyncio.get_running_loop()
     tasks = []

@@ -3,38 +3,18 @@
 from typing import Any
 
 import pytest
+from admission.before_limits import Limits, denied, taken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.admission.quota import Denied, Quota, Reservation, Window
+from forebay.admission.quota import Denied, Reservation, Window
 from forebay.domain import Tenant
 from forebay.errors import CODES
-from forebay.policy import Policy
-
-
-def quota(*tenants: Tenant) -> Quota:
-    made = Quota()
-    made.apply(policy(*tenants))
-    return made
-
-
-def policy(*tenants: Tenant) -> Policy:
-    return Policy(pools={}, models={}, tenants={tenant.name.encode(): tenant for tenant in tenants})
-
-
-def taken(got: Reservation | Denied) -> Reservation:
-    assert isinstance(got, Reservation)
-    return got
-
-
-def denied(got: Reservation | Denied) -> Denied:
-    assert isinstance(got, Denied)
-    return got
 
 
 def test_case_051_a_burst_cannot_pass_the_cap() -> None:
     tenant = Tenant("a", tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     got = [limits.reserve(tenant, 50, 10.0) for _ in range(50)]
     admitted = [one for one in got if isinstance(one, Reservation)]
     refused = [one for one in got if isinstance(one, Denied)]
@@ -43,7 +23,7 @@ def test_case_051_a_burst_cannot_pass_the_cap() -> None:
     assert all(one.retry_after_s is not None and 60 <= one.retry_after_s <= 61 for one in refused)
     for one in admitted:
         limits.settle(one, 12, 10.3)
-    assert limits.used_tokens("a", 10.3) == 24
+    assert limits.minute("a", 10.3) == 24
     taken(limits.reserve(tenant, 50, 10.4))
     assert denied(limits.reserve(tenant, 27, 10.4)).code == "insufficient_quota"
     taken(limits.reserve(tenant, 26, 10.4))
@@ -51,9 +31,9 @@ def test_case_051_a_burst_cannot_pass_the_cap() -> None:
 
 def test_concurrency() -> None:
     tenant = Tenant("a", concurrency=2)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     first, _ = taken(limits.reserve(tenant, 1, 0.0)), taken(limits.reserve(tenant, 1, 0.0))
-    assert denied(limits.reserve(tenant, 1, 0.0)) == Denied("concurrency_limit", 1.0)
+    assert denied(limits.reserve(tenant, 1, 0.0)) == Denied("concurrency_limit", 1.0, "concurrency")
     limits.settle(first, None, 5.0)
     taken(limits.reserve(tenant, 1, 5.0))
     assert limits.held() == {"a": 2}
@@ -61,11 +41,11 @@ def test_concurrency() -> None:
 
 def test_requests_slide_out_of_the_minute_one_by_one() -> None:
     tenant = Tenant("a", requests_per_minute=3)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     for now_s in (0.5, 20.5, 40.5):
         taken(limits.reserve(tenant, 0, now_s))
     refusal = denied(limits.reserve(tenant, 0, 50.5))
-    assert refusal == Denied("requests_limit", 10.5), "the first one leaves at 61"
+    assert refusal == Denied("requests_limit", 10.5, "requests"), "the first one leaves at 61"
     denied(limits.reserve(tenant, 0, 60.9))
     taken(limits.reserve(tenant, 0, 61.0))
     denied(limits.reserve(tenant, 0, 80.9))
@@ -74,7 +54,7 @@ def test_requests_slide_out_of_the_minute_one_by_one() -> None:
 
 def test_a_denied_call_is_counted_nowhere() -> None:
     tenant = Tenant("a", concurrency=5, requests_per_minute=2, tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     assert denied(limits.reserve(tenant, 101, 0.0)).code == "insufficient_quota"
     taken(limits.reserve(tenant, 100, 0.0))
     denied(limits.reserve(tenant, 1, 0.0))
@@ -84,21 +64,22 @@ def test_a_denied_call_is_counted_nowhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tenant", "code"),
+    ("tenant", "code", "limit"),
     [
-        (Tenant("a", concurrency=0), "concurrency_limit"),
-        (Tenant("a", requests_per_minute=0), "requests_limit"),
-        (Tenant("a", tokens_per_minute=9), "insufficient_quota"),
+        (Tenant("a", concurrency=0), "concurrency_limit", "concurrency"),
+        (Tenant("a", requests_per_minute=0), "requests_limit", "requests"),
+        (Tenant("a", tokens_per_minute=9), "insufficient_quota", "tokens_minute"),
+        (Tenant("a", tokens=9), "insufficient_quota", "tokens_month"),
     ],
 )
-def test_what_will_never_fit_gives_no_hope(tenant: Tenant, code: Any) -> None:
-    assert quota(tenant).reserve(tenant, 10, 0.0) == Denied(code, None)
+def test_what_will_never_fit_gives_no_hope(tenant: Tenant, code: Any, limit: Any) -> None:
+    assert Limits(tenant).reserve(tenant, 10, 0.0) == Denied(code, None, limit)
     assert code in CODES
 
 
 def test_retry_after_is_the_time_at_which_it_fits() -> None:
     tenant = Tenant("a", tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     for now_s in (0.0, 10.0, 20.0):
         limits.settle(taken(limits.reserve(tenant, 30, now_s)), 30, now_s)
     assert denied(limits.reserve(tenant, 70, 30.0)).retry_after_s == 41.0, "60 must leave: those of 0 and of 10"
@@ -108,55 +89,55 @@ def test_retry_after_is_the_time_at_which_it_fits() -> None:
 
 def test_use_beyond_the_reservation_is_owed() -> None:
     tenant = Tenant("a", tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     call = taken(limits.reserve(tenant, 10, 0.0))
     limits.settle(call, 150, 30.0)
-    assert limits.used_tokens("a", 30.0) == 150
+    assert limits.minute("a", 30.0) == 150
     assert denied(limits.reserve(tenant, 1, 30.0)).retry_after_s == 61.0, "the excess counts from when it was known"
 
 
 def test_a_refund_that_comes_after_the_window_changes_nothing() -> None:
     tenant = Tenant("a", tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     call = taken(limits.reserve(tenant, 100, 0.0))
     later = taken(limits.reserve(tenant, 100, 61.0))
     limits.settle(call, 10, 62.0)
-    assert limits.used_tokens("a", 62.0) == 100
+    assert limits.minute("a", 62.0) == 100
     limits.settle(later, None, 62.0)
-    assert limits.used_tokens("a", 62.0) == 100 and limits.held() == {"a": 0}
+    assert limits.minute("a", 62.0) == 100 and limits.held() == {"a": 0}
 
 
 def test_settling_or_releasing_twice_changes_nothing() -> None:
     tenant = Tenant("a", concurrency=9, requests_per_minute=9, tokens_per_minute=100)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     call = taken(limits.reserve(tenant, 50, 0.0))
     limits.settle(call, 20, 1.0)
     limits.settle(call, 0, 1.0)
     limits.release(call, 1.0)
-    assert limits.used_tokens("a", 1.0) == 20 and limits.held() == {"a": 0}
+    assert limits.minute("a", 1.0) == 20 and limits.held() == {"a": 0}
 
 
 def test_a_released_call_never_was() -> None:
     tenant = Tenant("a", concurrency=1, requests_per_minute=1, tokens_per_minute=50)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     for now_s in (0.0, 1.0, 2.0):
         limits.release(taken(limits.reserve(tenant, 50, now_s)), now_s + 0.5)
-    assert limits.used_tokens("a", 3.0) == 0 and limits.held() == {"a": 0}
+    assert limits.minute("a", 3.0) == 0 and limits.held() == {"a": 0}
 
 
 def test_tenants_do_not_share() -> None:
     a, b = Tenant("a", concurrency=1), Tenant("b", concurrency=1)
-    limits = quota(a, b)
+    limits = Limits(a, b)
     taken(limits.reserve(a, 1, 0.0))
     taken(limits.reserve(b, 1, 0.0))
 
 
 def test_a_reload_keeps_counters_and_takes_the_new_limits() -> None:
     tenant = Tenant("a", requests_per_minute=3)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     for _ in range(3):
         taken(limits.reserve(tenant, 0, 0.0))
-    limits.apply(policy(Tenant("a", requests_per_minute=4)))
+    limits.follow(Tenant("a", requests_per_minute=4))
     taken(limits.reserve(tenant, 0, 0.0))
     denied(limits.reserve(tenant, 0, 0.0))
     assert limits.held() == {"a": 4}
@@ -164,40 +145,40 @@ def test_a_reload_keeps_counters_and_takes_the_new_limits() -> None:
 
 def test_a_tenant_that_left_is_forgotten_once_it_is_idle() -> None:
     tenant = Tenant("a", concurrency=1)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     call = taken(limits.reserve(tenant, 1, 0.0))
-    limits.apply(policy())
+    limits.follow()
     assert limits.held() == {"a": 1}
     limits.settle(call, 1, 1.0)
-    limits.apply(policy())
+    limits.follow()
     assert limits.held() == {}
 
 
 def test_limits_that_come_and_go_while_a_call_runs() -> None:
     free, bound = Tenant("a"), Tenant("a", tokens_per_minute=100)
-    limits = quota(free)
+    limits = Limits(free)
     uncounted = taken(limits.reserve(free, 80, 0.0))
-    limits.apply(policy(bound))
+    limits.follow(bound)
     limits.settle(uncounted, 10, 1.0)
-    assert limits.used_tokens("a", 1.0) == 0, "what was never counted cannot come back"
+    assert limits.minute("a", 1.0) == 0, "what was never counted cannot come back"
     counted = taken(limits.reserve(bound, 80, 1.0))
-    limits.apply(policy(free))
+    limits.follow(free)
     limits.settle(counted, 10, 2.0)
-    assert limits.used_tokens("a", 2.0) == 10
+    assert limits.minute("a", 2.0) == 10
 
 
 def test_names_outside_of_the_policy_are_bounded() -> None:
-    limits = quota(Tenant("a"))
+    limits = Limits(Tenant("a"))
     for number in range(1000):
         taken(limits.reserve(Tenant(f"x{number}"), 1, 0.0))
     assert len(limits.held()) <= 1 + 64 + 1
     assert sum(limits.held().values()) == 1000
-    assert limits.used_tokens("nobody", 0.0) == 0
+    assert limits.minute("nobody", 0.0) == 0
 
 
 def test_time_that_stands_or_goes_back_frees_nothing() -> None:
     tenant = Tenant("a", requests_per_minute=1)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     taken(limits.reserve(tenant, 0, 100.0))
     denied(limits.reserve(tenant, 0, 100.0))
     denied(limits.reserve(tenant, 0, 10.0))
@@ -227,7 +208,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_no_minute_ever_holds_more_than_the_limits(steps: list[Any]) -> None:
     tenant = Tenant("a", concurrency=6, requests_per_minute=8, tokens_per_minute=150)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     now_s = 0.0
     running: list[Reservation] = []
     admitted: list[tuple[float, Reservation]] = []
@@ -253,17 +234,17 @@ def test_no_minute_ever_holds_more_than_the_limits(steps: list[Any]) -> None:
         recent = [one for at_s, one in admitted if now_s - at_s < 60]
         assert len(running) <= 6 and limits.held() == {"a": len(running)}
         assert len(recent) <= 8
-        assert sum(charged[id(one)] for one in recent) <= limits.used_tokens("a", now_s) <= 150
+        assert sum(charged[id(one)] for one in recent) <= limits.minute("a", now_s) <= 150
     for call in running:
         limits.settle(call, None, now_s)
     assert limits.held() == {"a": 0}
-    assert limits.used_tokens("a", now_s + 61) == 0, "refunds are conserved: nothing is left, nothing is owed"
+    assert limits.minute("a", now_s + 61) == 0, "refunds are conserved: nothing is left, nothing is owed"
 
 
 @given(st.integers(1, 1000), st.floats(0, 500, allow_nan=False), st.integers(1, 1000))
 def test_retry_after_is_kept(limit: int, now_s: float, tokens: int) -> None:
     tenant = Tenant("a", tokens_per_minute=limit)
-    limits = quota(tenant)
+    limits = Limits(tenant)
     taken(limits.reserve(tenant, limit, now_s))
     refusal = denied(limits.reserve(tenant, tokens, now_s))
     assert (refusal.retry_after_s is None) == (tokens > limit)

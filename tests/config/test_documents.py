@@ -22,7 +22,7 @@ from forebay.config.documents import (
     write_document,
 )
 from forebay.domain import Replica
-from forebay.policy import Policy, Pool
+from forebay.policy import Action, Condition, Model, Policy, Pool, Rule
 
 NOW_S = 1_800_000_000.0
 
@@ -33,6 +33,10 @@ def state(seq: int = 1, *drained: str, epoch: int = 1) -> StateDocument:
 
 def drain(target: str, expires_at: float = NOW_S + 60, id: str = "1") -> Override:
     return Override(id, "drain", target, expires_at, "ann", "new driver", NOW_S)
+
+
+def refuse(target: str, tokens: int, expires_at: float = NOW_S + 60, id: str = "1") -> Override:
+    return Override(id, "refuse_long_inputs", target, expires_at, "ann", "too much load", NOW_S, tokens)
 
 
 def override(seq: int = 1, *entries: Override) -> OverrideDocument:
@@ -78,9 +82,9 @@ def test_written_documents_are_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "policy"
     assert read_document(folder, "state") is None and read_document(folder, "override") is None
     write_document(folder, "state", state(7, "h:1"))
-    write_document(folder, "override", override(3, drain("h:2")))
+    write_document(folder, "override", override(3, drain("h:2"), refuse("*", 8192)))
     assert read_document(folder, "state") == state(7, "h:1")
-    assert read_document(folder, "override") == override(3, drain("h:2"))
+    assert read_document(folder, "override") == override(3, drain("h:2"), refuse("*", 8192))
     assert sorted(path.name for path in folder.iterdir()) == ["override.json", "state.json"]
     assert folder.stat().st_mode & 0o077 == 0 and path_of(folder, "state").stat().st_mode & 0o077 == 0
 
@@ -158,6 +162,43 @@ def test_a_broken_document_is_refused_with_a_reason(tmp_path: Path, data: bytes,
     assert reason in str(caught.value)
 
 
+def entry(**fields: Any) -> bytes:
+    base = {"id": "1", "kind": "drain", "target": "h:1", "expires_at": 2, "by": "ann", "reason": "", "created_at": 1}
+    return json.dumps({"epoch": 1, "seq": 1, "schema": 1, "entries": [{**base, **fields}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kind": "refuse_long_inputs"}, "`tokens` is missing; give the tokens of the longest input"),
+        ({"kind": "refuse_long_inputs", "tokens": None}, "`tokens` is missing"),
+        ({"tokens": 8192}, "`tokens` does not belong to `drain`; leave it out"),
+        ({"kind": "refuse_long_inputs", "tokens": 0}, "Expected `int` >= 1"),
+        ({"kind": "refuse_long_inputs", "tokens": 8192.5}, "Expected `int"),
+        ({"kind": "refuse_long_inputs", "tokens": 10**12}, "Expected `int` <= 1000000000"),
+        ({"kind": "shorten", "tokens": 1}, "Invalid enum value 'shorten'"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_what_is_wrong(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    (tmp_path / "override.json").write_bytes(entry(**fields))
+    with pytest.raises(DocumentError) as caught:
+        read_document(tmp_path, "override")
+    assert reason in str(caught.value) and "$.entries[" in str(caught.value)
+
+
+def test_a_document_of_the_older_version_is_read_and_a_drain_is_written_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "override.json").write_bytes(entry())
+    read = read_document(tmp_path, "override")
+    assert read is not None and read.entries[0].tokens is None
+    write_document(tmp_path, "override", read)
+    assert b"tokens" not in (tmp_path / "override.json").read_bytes()
+
+
+def test_an_override_that_makes_no_sense_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="`tokens` is missing"):
+        Override("1", "refuse_long_inputs", "m", NOW_S, "ann", "", NOW_S)
+
+
 def test_a_folder_a_pipe_and_a_file_for_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").mkdir()
     os.mkfifo(tmp_path / "override.json")
@@ -188,6 +229,37 @@ def test_an_override_ends_at_its_end() -> None:
     assert drained(merge(policy(), None, document, NOW_S + 20))["p"] == set()
 
 
+OWN = Rule("batch", (Condition("retries", "ge", 3),), Action(value="low"))
+
+
+def refused(document: OverrideDocument, wall_s: float = NOW_S) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """Name and conditions of the rules in front of the policy's own."""
+    models = {"qwen": Model("qwen", "p"), "glm": Model("glm", "p")}
+    rules = merge(Policy(pools={}, models=models, tenants={}, rules=(OWN,), hash="a"), None, document, wall_s).rules
+    assert rules[-1] == OWN
+    assert all(rule.then.reject for rule in rules[:-1])
+    return [(rule.name, [(c.field, c.value) for c in rule.when]) for rule in rules[:-1]]
+
+
+def test_long_inputs_are_refused_before_any_other_rule_until_the_end() -> None:
+    document = override(1, refuse("qwen", 8192, NOW_S + 10), drain("h:1"))
+    assert refused(document, NOW_S + 9.9) == [("refuse-long:qwen", [("input_tokens", 8192), ("model", "qwen")])]
+    assert refused(document, NOW_S + 10) == []
+
+
+def test_the_lowest_limit_comes_first_and_holds_for_its_target() -> None:
+    document = override(1, refuse("*", 32_768), refuse("qwen", 8192), refuse("*", 16_384), refuse("glm", 65_536))
+    names = [(name, when[0][1]) for name, when in refused(document)]
+    assert names == [("refuse-long:qwen", 8192), ("refuse-long:*", 16_384), ("refuse-long:glm", 65_536)]
+    assert len({name for name, _ in names}) == len(names), "the rules engine wants distinct names"
+
+
+def test_a_model_that_is_not_there_is_ignored_and_a_refusal_drains_nothing() -> None:
+    assert refused(override(1, refuse("gone", 8192))) == []
+    assert drained(merge(policy(), None, override(1, refuse("h:1", 8192)), NOW_S)) == {"p": set(), "q": set()}
+    assert merge(policy(), None, override(1, drain("*")), NOW_S).rules == ()
+
+
 def test_the_hash_covers_all_three() -> None:
     def hash_of(state: Any = None, override: Any = None, wall_s: float = NOW_S, base: str = "a") -> str:
         return merge(Policy(pools={}, models={}, tenants={}, hash=base), state, override, wall_s).hash
@@ -202,6 +274,8 @@ def test_the_hash_covers_all_three() -> None:
         hash_of(None, override(1)),
         hash_of(None, override(1, entry)),
         hash_of(state(1), override(1, entry)),
+        hash_of(None, override(1, refuse("h:1", 8192, NOW_S + 10))),
+        hash_of(None, override(1, refuse("h:1", 8193, NOW_S + 10))),
     ]
     assert len(set(hashes)) == len(hashes)
     assert hash_of(None, override(1, entry), NOW_S + 10) != hash_of(None, override(1, entry), NOW_S + 9)

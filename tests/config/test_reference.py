@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 
 from forebay.config.load import Pinned, parse_file
 from forebay.config.reference import render
-from forebay.config.schema import FileSettings, Section, section_in
+from forebay.config.schema import FileSettings
+from forebay.config.section import Section, section_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 MAKE = """python -c "from forebay.config.reference import render; print(render(), end='')" > docs/config.md"""

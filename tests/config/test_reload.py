@@ -188,6 +188,18 @@ def test_an_override_ends_by_itself(bench: Bench) -> None:
     assert bench.poll(3) == []
 
 
+def test_a_refusal_of_long_inputs_is_in_force_within_one_poll_and_ends_by_itself(bench: Bench) -> None:
+    now_s = bench.clock.wall_s()
+    entry = Override("1", "refuse_long_inputs", "m", now_s + 2.0, "ann", "why", now_s, 8192)
+    write_document(bench.folder, "override", OverrideDocument(epoch=1, seq=1, schema=1, entries=(entry,)))
+    (policy,) = bench.poll()
+    assert [rule.name for rule in policy.rules] == ["refuse-long:m"]
+    assert policy.pools["main"].drained == frozenset()
+    assert bench.poll(2) == []
+    (policy,) = bench.poll()
+    assert policy.rules == ()
+
+
 def test_older_changed_broken_and_deleted_documents_change_nothing(bench: Bench) -> None:
     write_document(bench.folder, "override", override(bench, 7, 600))
     assert bench.drained() == {"127.0.0.1:9001"}

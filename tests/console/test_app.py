@@ -9,14 +9,16 @@ from forebay import __version__
 from forebay.clock import ManualClock
 from forebay.console.app import build
 from forebay.console.dataplane import DataPlaneView
-from forebay.console.overrides import MAX_OVERRIDES
+from forebay.console.overrides import MAX_OVERRIDES, Change
 from forebay.console.state import ConsoleState
 
 TOKEN = "t" * 43
 OVERRIDES = "/api/policy/overrides"
 DRAIN: dict[str, Any] = {"kind": "drain", "target": "127.0.0.1:9001", "ttl_s": 60, "reason": "new driver", "by": "ann"}
+REFUSE: dict[str, Any] = {**DRAIN, "kind": "refuse_long_inputs", "target": "qwen", "tokens": 8192}
 STATUS = {
     "replicas": [{"pool": "main", "replica": "127.0.0.1:9001"}, {"pool": "main", "replica": "127.0.0.1:9002"}],
+    "models": {"qwen": True, "glm": False},
     "documents": {
         "config_ok": False,
         "last_error": ["forebay.yaml:3: pools: is missing; add it"],
@@ -141,6 +143,7 @@ def test_an_unknown_replica_is_refused_when_the_data_plane_answers(client: TestC
         ({"reason": "   "}, "reason"),
         ({"reason": "x" * 201}, "reason"),
         ({"reason": "two\nlines"}, "reason"),
+        ({"tokens": 8192}, "tokens"),
         ({"by": "a\x1b[31mb"}, "by"),
         ({"by": "x" * 65}, "by"),
         ({"CANARY": 1}, "CANARY"),
@@ -162,11 +165,78 @@ def test_names_that_replicas_may_have(client: TestClient, target: str) -> None:
     assert client.post(OVERRIDES, json={**DRAIN, "target": target}).json()["target"] == target
 
 
-@pytest.mark.parametrize("missing", sorted(DRAIN))
-def test_every_field_is_required(client: TestClient, missing: str) -> None:
+@pytest.mark.parametrize("missing", sorted(DRAIN.keys() - {"kind"}))
+def test_every_field_but_the_kind_is_required(client: TestClient, missing: str) -> None:
     answer = client.post(OVERRIDES, json={name: value for name, value in DRAIN.items() if name != missing})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "missing_value")
     assert answer.json()["error"]["param"] == missing
+
+
+def test_without_a_kind_a_replica_is_drained(client: TestClient) -> None:
+    answer = client.post(OVERRIDES, json={name: value for name, value in DRAIN.items() if name != "kind"})
+    assert (answer.status_code, answer.json()["kind"], answer.json()["tokens"]) == (201, "drain", None)
+
+
+@pytest.mark.parametrize("target", ["qwen", "*", "Qwen/Qwen3-32B: long, é"])
+def test_refuse_long_inputs_list_and_end(client: TestClient, state: ConsoleState, target: str) -> None:
+    made = client.post(OVERRIDES, json={**REFUSE, "target": target})
+    assert made.status_code == 201
+    shown = {"kind": "refuse_long_inputs", "target": target, "tokens": 8192}
+    assert shown.items() <= made.json().items()
+    assert shown.items() <= client.get(OVERRIDES).json()["overrides"][0].items()
+    (entry,) = state.overrides.active()
+    assert (entry.kind, entry.target, entry.tokens) == ("refuse_long_inputs", target, 8192)
+    assert client.delete(f"{OVERRIDES}/{made.json()['id']}").status_code == 204
+    assert client.get(OVERRIDES).json()["overrides"] == []
+    lines = client.get("/api/timeline", params={"limit": 2}).json()["actions"]
+    assert [(a["kind"], a["change"], a["target"], a["tokens"]) for a in lines] == [
+        ("override.deleted", "refuse_long_inputs", target, 8192),
+        ("override.created", "refuse_long_inputs", target, 8192),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param", "words"),
+    [
+        ({"tokens": None}, "missing_value", "tokens", "tokens: is missing; give the tokens of the longest input"),
+        ({"tokens": 0}, "invalid_value", "tokens", "greater than or equal to 1"),
+        ({"tokens": "8192"}, "invalid_value", "tokens", "valid integer"),
+        ({"tokens": 8192.5}, "invalid_value", "tokens", "valid integer"),
+        ({"tokens": 10**12}, "invalid_value", "tokens", "less than or equal to 1000000000"),
+        ({"target": ""}, "invalid_value", "target", "at least 1 character"),
+        ({"target": "a\nb"}, "invalid_value", "target", "one line"),
+        ({"target": "x" * 513}, "invalid_value", "target", "at most 512"),
+        ({"kind": "drain", "tokens": None}, "invalid_value", "target", "is not the name of a replica; write host:port"),
+        ({"kind": "drain", "target": "h:1"}, "invalid_value", "tokens", "does not belong to `drain`; leave it out"),
+    ],
+)
+def test_a_bad_refusal_is_refused_by_field(
+    client: TestClient, state: ConsoleState, change: dict[str, Any], code: str, param: str, words: str
+) -> None:
+    asked = {name: value for name, value in {**REFUSE, **change}.items() if value is not None}
+    answer = client.post(OVERRIDES, json=asked)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+    assert words in error["message"]
+    assert state.overrides.document.seq == 0
+
+
+def test_an_unknown_model_is_refused_when_the_data_plane_answers(client: TestClient, state: ConsoleState) -> None:
+    state.data_plane.seen = reachable(STATUS)  # type: ignore[attr-defined]
+    refused = client.post(OVERRIDES, json={**REFUSE, "target": "qwne"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "There is no such model; `*` means all. Known: glm, qwen."
+    for target in ("qwen", "glm", "*"):
+        assert client.post(OVERRIDES, json={**REFUSE, "target": target}).status_code == 201
+
+
+@pytest.mark.parametrize(("asked", "left_out"), [(REFUSE, "models_left_out"), (DRAIN, "replicas_left_out")])
+def test_any_name_is_taken_when_the_status_does_not_list_all(
+    client: TestClient, state: ConsoleState, asked: dict[str, Any], left_out: str
+) -> None:
+    state.data_plane.seen = reachable({**STATUS, left_out: 1})  # type: ignore[attr-defined]
+    assert client.post(OVERRIDES, json={**asked, "target": "other:1"}).status_code == 201
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 60_000])
@@ -178,7 +248,7 @@ def test_a_body_that_is_no_object(client: TestClient, body: bytes) -> None:
 
 def test_number_of_overrides_is_bounded(client: TestClient, state: ConsoleState) -> None:
     for _ in range(MAX_OVERRIDES):
-        state.overrides.add("h:1", 60, reason="r", by="ann", held=(0, 0))
+        state.overrides.add(Change("drain", "h:1"), 60, reason="r", by="ann", held=(0, 0))
     answer = client.post(OVERRIDES, json=DRAIN)
     assert answer.status_code == 400
     assert "the most there may be" in answer.json()["error"]["message"]

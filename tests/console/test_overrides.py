@@ -10,13 +10,14 @@ from forebay.config.documents import Override, merge, read_document
 from forebay.console.overrides import (
     MAX_OVERRIDES,
     NO_VERSION,
+    Change,
     Overrides,
     TooManyOverridesError,
     Version,
     next_version,
 )
 from forebay.domain import Replica
-from forebay.policy import Policy, Pool
+from forebay.policy import Model, Policy, Pool
 
 versions = st.tuples(st.integers(0, 2**40), st.integers(0, 2**40))
 
@@ -34,7 +35,7 @@ def test_a_lost_file_starts_an_epoch_from_the_clock_or_beyond_what_is_held() -> 
 
 
 def add(overrides: Overrides, target: str = "h:1", ttl_s: int = 60, held: Version = NO_VERSION) -> Override:
-    return overrides.add(target, ttl_s, reason="r", by="ann", held=held)
+    return overrides.add(Change("drain", target), ttl_s, reason="r", by="ann", held=held)
 
 
 def version(overrides: Overrides) -> Version:
@@ -148,3 +149,14 @@ def test_the_data_plane_takes_what_is_written(tmp_path: Path, clock: ManualClock
     document = read_document(tmp_path, "override")
     assert merge(policy, None, document, clock.wall_s()).pools["main"].drained == {"h:2"}
     assert merge(policy, None, document, clock.wall_s() + 60).pools["main"].drained == frozenset()
+
+
+def test_the_data_plane_refuses_what_is_refused_here(tmp_path: Path, clock: ManualClock) -> None:
+    policy = Policy(pools={}, models={"m": Model("m", "main")}, tenants={})
+    change = Change("refuse_long_inputs", "m", 8192)
+    made = Overrides(tmp_path, clock).add(change, 60, reason="r", by="ann", held=NO_VERSION)
+    assert (made.kind, made.target, made.tokens) == ("refuse_long_inputs", "m", 8192)
+    assert Overrides(tmp_path, clock).active() == (made,)
+    document = read_document(tmp_path, "override")
+    assert [rule.name for rule in merge(policy, None, document, clock.wall_s()).rules] == ["refuse-long:m"]
+    assert merge(policy, None, document, clock.wall_s() + 60).rules == ()

@@ -47,6 +47,24 @@ def test_pages_work_offline_and_run_only_what_bears_the_nonce(stranger: TestClie
     assert stranger.get(path).headers["content-security-policy"] != answer.headers["content-security-policy"]
 
 
+def test_the_page_has_the_switch_and_the_tables(stranger: TestClient) -> None:
+    page = stranger.get("/").text
+    for id in ("queue", "capacity", "refusing", "refusals"):
+        assert f'id="{id}"' in page
+    assert '<form id="refuse">' in page
+    assert 'name="tokens" type="number" min="1" max="1000000000" value="8192"' in page
+
+
+def test_every_heading_of_a_table_has_a_text() -> None:
+    page = status_page("n", "en")
+    named = re.findall(r'column\("(\w+)"', page)
+    named += [
+        name for names in re.findall(r'\[("[\w", ]+)\]\.map\(\(name\)', page) for name in re.findall(r"\w+", names)
+    ]
+    assert {"pool", "speed", "reason", "up"} <= set(named)
+    assert [name for name in named if f"c_{name}" not in TEXTS["en"]] == []
+
+
 def test_status_page_speaks_the_language_of_the_browser(stranger: TestClient) -> None:
     assert "管理令牌" in stranger.get("/", headers={"accept-language": "zh-CN"}).text
     assert "Admin token" in stranger.get("/", headers={"accept-language": "de"}).text
@@ -71,6 +89,8 @@ def test_docs_show_every_operation_with_a_line_to_try(stranger: TestClient) -> N
     assert "127.0.0.1:7081/api/status" in page
     assert "ttl_s" in page
     assert "≤ 604800" in page
+    assert "drain or refuse_long_inputs" in page
+    assert "integer ≥ 1 ≤ 1000000000" in page
 
 
 def test_docs_escape_what_they_show() -> None:

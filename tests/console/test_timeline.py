@@ -4,12 +4,14 @@ from pathlib import Path
 import pytest
 
 from forebay.clock import ManualClock
+from forebay.config.documents import Override
 from forebay.console.timeline import FILE_LINES, KEPT, Timeline
 
 
 def fill(timeline: Timeline, count: int, start: int = 0) -> None:
     for number in range(start, start + count):
-        timeline.append("override.created", "ann", target=f"h:{number}", reason="r", id=str(number))
+        override = Override(str(number), "drain", f"h:{number}", 1.0, "ann", "r", 0.0)
+        timeline.append("override.created", "ann", override)
 
 
 def ids(timeline: Timeline, limit: int = KEPT) -> list[str]:
@@ -72,3 +74,16 @@ def test_full_disk_costs_lines_on_disk_only(
     fill(timeline, 1, 1)
     assert timeline.fault is None
     assert ids(timeline) == ["1", "0"]
+
+
+def test_a_line_says_what_an_override_does_and_older_lines_are_read(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "t"
+    path.write_text('{"at":"2027-01-15T07:00:00.000Z","kind":"override.created","by":"ann","target":"h:1","id":"1"}\n')
+    timeline = Timeline(path, clock)
+    refusal = Override("2", "refuse_long_inputs", "qwen", 1.0, "ann", "r", 0.0, 8192)
+    timeline.append("override.expired", "forebay", refusal)
+    assert [(a.id, a.change, a.tokens) for a in timeline.latest(2)] == [
+        ("2", "refuse_long_inputs", 8192),
+        ("1", "", None),
+    ]
+    assert Timeline(path, clock).latest(2) == timeline.latest(2)

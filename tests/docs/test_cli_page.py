@@ -39,10 +39,10 @@ def test_the_script_on_the_page_is_valid() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_option_that_a_page_shows_exists(page: object) -> None:
     assert isinstance(page, type(REPO))
-    known = {
-        name.split()[0]: {o for p in command.params for o in p.opts} | {"--help"}
-        for name, command in commands().items()
-    }
+    known: dict[str, set[str]] = {}
+    for name, command in commands().items():
+        options = {o for p in command.params for o in p.opts}
+        known.setdefault(name.split()[0], {"--help"}).update(options)
     for name, rest in re.findall(r"(?<![-\w.])forebay (\w+)((?: +[\w./:-]+)*)", read(page)):
         shown = {word for word in rest.split() if word.startswith("-")}
         if shown or name in known:

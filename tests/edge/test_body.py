@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.edge.body import Asked, read
-from forebay.edge.prompt import choices, text_bytes
+from forebay.edge.prompt import choices
 from forebay.errors import Refused
 from forebay.wire.endpoints import BY_PATH, Endpoint
 
@@ -183,28 +183,6 @@ def test_whether_usage_is_wanted(members: dict[str, object], wants: bool) -> Non
 )
 def test_the_clients_own_limit(members: dict[str, object], limit: int | None) -> None:
     assert ask({"model": "m", "messages": MESSAGES, **members}).max_tokens == limit
-
-
-@pytest.mark.parametrize(
-    ("members", "size", "path"),
-    [
-        ({"messages": MESSAGES}, 2, "/v1/chat/completions"),
-        (
-            {"messages": [*MESSAGES, {"role": "user", "content": "x" * 100}], "tools": ["y"]},
-            102,
-            "/v1/chat/completions",
-        ),
-        ({"messages": [{"role": "assistant", "content": None}]}, 2, "/v1/chat/completions"),
-        ({"messages": []}, 0, "/v1/chat/completions"),
-        ({"messages": [1]}, 3, "/v1/chat/completions"),
-        ({"prompt": "abc"}, 3, "/v1/completions"),
-        ({"input": ["ab", "cd"]}, 10, "/v1/embeddings"),
-        ({"query": "ab", "documents": ["c"]}, 5, "/v1/rerank"),
-        ({}, 0, "/v1/responses"),
-    ],
-)
-def test_the_size_of_what_the_model_reads(members: dict[str, object], size: int, path: str) -> None:
-    assert text_bytes(ask({"model": "m", **members}, path)) == size
 
 
 @pytest.mark.parametrize(

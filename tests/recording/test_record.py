@@ -8,9 +8,16 @@ import pytest
 from recording.scrape import policy, value
 
 from forebay.clock import ManualClock
-from forebay.domain import FailureKind, Outcome, Usage
+from forebay.domain import FailureKind, Outcome, Tenant, Usage
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
+from forebay.traffic import Call
+from forebay.wire.endpoints import BY_PATH
+
+CALL = Call(
+    "c1", BY_PATH["/v1/chat/completions"], "m", True, False, Tenant("a"), 9, 40, (), 0.0, 600.0,
+    value="high", max_tokens=64, template="greeting", retries=2, rule="r",
+)  # fmt: skip
 
 
 class Lines:
@@ -75,8 +82,9 @@ def test_a_whole_call(desk: Desk) -> None:
     desk.clock.advance(2.0)
     record.usage = Usage(11, 7, 4)
     record.output_events = 7
-    record.hygiene = ("nfc",)
-    record.prompt_template_id = "greeting"
+    record.hygiene = ("not_nfc",)
+    record.output_flags = ("loop",)
+    record.understood(CALL)
     record.close(200, Outcome.OK)
     opened = desk.lines.all[0]
     assert opened[0] and opened[1]["kind"] == "open" and "outcome" not in opened[1]
@@ -89,8 +97,10 @@ def test_a_whole_call(desk: Desk) -> None:
         "usage_estimated": False, "kv_cache_hit": True, "block_table_size": None, "client_address": "10.0.0.1",
         "queue_ms": 12.5, "queue_source": "gateway", "ttft_ms": 562.5, "ttft_source": "gateway",
         "prefill_time_ms": 500.0, "prefill_time_source": "gateway", "decode_time_ms": 2000.0,
-        "decode_time_source": "gateway", "total_ms": 2562.5, "total_source": "gateway", "hygiene": ["nfc"],
-        "prompt_template_id": "greeting", "degraded": [], "continued": 0,
+        "decode_time_source": "gateway", "total_ms": 2562.5, "total_source": "gateway", "hygiene": ["not_nfc"],
+        "output_flags": ["loop"], "prompt_template_id": "greeting", "request_value": "high", "max_tokens": 64,
+        "input_estimate_tokens": 9, "output_estimate_tokens": 40, "retry_count": 2, "rule": "r",
+        "degraded": [], "continued": 0,
     }  # fmt: skip
     assert row["attempts"] == [{"pool": "main", "replica": "h:1", "failure": None, "status": 200, "ms": 2500.0}]
     assert row["ts"] == 1_800_000_002.562
@@ -225,10 +235,14 @@ def test_another_model_answers(desk: Desk) -> None:
     record.answered_by("unused")
     record.degraded("fallback")
     record.continued += 1
-    record.block_table_size = 12
     record.close(200, Outcome.FALLBACK)
     row = desk.lines.row
-    assert (row["model"], row["degraded"], row["continued"], row["block_table_size"]) == ("unused", ["fallback"], 1, 12)
+    assert (row["model"], row["degraded"], row["continued"], row["block_table_size"]) == (
+        "unused",
+        ["fallback"],
+        1,
+        None,
+    )
     assert value(desk.metrics, "forebay_requests_degraded_total", step="fallback") == 1
     assert value(desk.metrics, "forebay_request_duration_seconds_count", endpoint="chat", model="unused") == 1
 

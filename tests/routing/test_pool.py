@@ -3,47 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from routing.before_pool import Bench, call
 
-from forebay.clock import ManualClock
-from forebay.domain import FailureKind, Replica
-from forebay.policy import BreakerPolicy, Policy, Pool
-from forebay.routing.pool import Fleet, Lease, ReplicaState
-
-NONE: frozenset[str] = frozenset()
-
-
-def replicas(*names: str) -> tuple[Replica, ...]:
-    return tuple(Replica(name, "127.0.0.1", 1) for name in names)
-
-
-class Bench:
-    """A fleet of one pool on a clock that stands still."""
-
-    def __init__(self, *names: str, **pool: object) -> None:
-        self.clock = ManualClock(100.0)
-        self.fleet = Fleet(self.clock)
-        self.follow(*names, **pool)
-
-    def follow(self, *names: str, **pool: object) -> None:
-        made = Pool("main", "vllm", replicas(*(names or ("a", "b", "c"))), **pool)  # type: ignore[arg-type]
-        self.fleet.apply(Policy({"main": made}, {}, {}))
-
-    def state(self, name: str) -> ReplicaState:
-        return next(state for state in self.fleet.states("main") if state.replica.name == name)
-
-    def take(self, tokens: int = 1, *excluded: str) -> Lease | None:
-        return self.fleet.choose("main", tokens, frozenset(excluded))
-
-    def taken(self, tokens: int = 1, *excluded: str) -> str | None:
-        lease = self.take(tokens, *excluded)
-        return lease and lease.state.replica.name
-
-    def fail(self, name: str, times: int = 1) -> None:
-        others = tuple(s.replica.name for s in self.fleet.states("main") if s.replica.name != name)
-        for _ in range(times):
-            lease = self.take(1, *others)
-            assert lease is not None
-            self.fleet.report(lease, FailureKind.RESET, answered=False)
+from forebay.domain import FailureKind
+from forebay.policy import BreakerPolicy
+from forebay.routing.replica import Lease, ReplicaState
 
 
 def test_equal_replicas_take_turns() -> None:
@@ -53,16 +17,29 @@ def test_equal_replicas_take_turns() -> None:
         lease = bench.take()
         assert lease is not None
         seen.append(lease.state.replica.name)
-        bench.fleet.report(lease, None, answered=True)
+        lease.report(None, answered=True)
     assert seen == ["a", "b", "c"] * 2
 
 
-def test_the_least_tokens_in_flight_go_first() -> None:
+def test_the_least_prompt_work_times_the_calls_that_share_it_goes_first() -> None:
     bench = Bench()
     assert [bench.taken(tokens) for tokens in (100, 10, 50)] == ["a", "b", "c"]
+    # 2 x 106, 2 x 16, 2 x 56.
     assert bench.taken(5) == "b"
+    # 2 x 141, 3 x 56, 2 x 91.
     assert bench.taken(40) == "b"
     assert bench.taken(1) == "c"
+
+
+def test_answers_that_are_being_written_count_as_well() -> None:
+    bench = Bench("a", "b")
+    for _ in range(5):
+        bench.into("a", 100).first_token()
+    bench.into("b", 300)
+    # 6 x 101 against 2 x 401.
+    assert bench.taken(100) == "a"
+    # 7 x 201 against 2 x 401.
+    assert bench.taken(100) == "b"
 
 
 def test_an_excluded_replica_is_not_taken() -> None:
@@ -107,14 +84,14 @@ def test_room_is_bounded_by_replica() -> None:
     assert [lease is not None for lease in leases] == [True] * 4
     assert bench.take() is None
     assert leases[0] is not None
-    bench.fleet.report(leases[0], None, answered=True)
+    leases[0].report(None, answered=True)
     assert bench.taken() == leases[0].state.replica.name
     assert bench.take() is None
 
 
 def test_an_unknown_pool_has_nothing() -> None:
     bench = Bench()
-    assert bench.fleet.choose("other", 1, NONE) is None
+    assert bench.fleet.take("other", call(1)) is None
     assert list(bench.fleet.states("other")) == []
     assert not bench.fleet.usable("other") > 0
 
@@ -143,13 +120,13 @@ def test_reports_reach_the_breaker() -> None:
     bench.fail("a")
     lease = bench.take()
     assert lease is not None
-    bench.fleet.report(lease, None, answered=False)
+    lease.report(None, answered=False)
     bench.fail("a")
     assert bench.take() is None, "a client that left is no success"
     bench.clock.advance(10.1)
     lease = bench.take()
     assert lease is not None
-    bench.fleet.report(lease, None, answered=True)
+    lease.report(None, answered=True)
     bench.fail("a")
     assert bench.take() is not None, "a success forgets the failures before it"
 
@@ -164,7 +141,7 @@ def test_a_reload_keeps_what_is_known_of_replicas_that_stay() -> None:
     assert [state.replica.name for state in bench.fleet.states("main")] == ["b", "c"]
     state = bench.state("b")
     assert (state.in_flight, state.in_flight_tokens, state.up) == (1, 70, True)
-    bench.fleet.report(lease, None, answered=True)
+    lease.report(None, answered=True)
     assert (state.in_flight, state.in_flight_tokens) == (0, 0)
 
 
@@ -173,7 +150,7 @@ def test_a_lease_on_a_replica_that_is_gone_ends_quietly() -> None:
     lease = bench.take(5)
     assert lease is not None
     bench.follow("b")
-    bench.fleet.report(lease, FailureKind.RESET, answered=False)
+    lease.report(FailureKind.RESET, answered=False)
     assert (lease.state.in_flight, lease.state.in_flight_tokens) == (0, 0)
     assert bench.taken() == "b"
 
@@ -211,7 +188,7 @@ def test_counts_come_back_to_zero_in_any_order(max_in_flight: int | None, data: 
         elif act == "end" and leases:
             lease = leases.pop(data.draw(st.integers(0, len(leases) - 1)))
             failure = data.draw(st.none() | st.sampled_from(FailureKind))
-            bench.fleet.report(lease, failure, answered=data.draw(st.booleans()))
+            lease.report(failure, answered=data.draw(st.booleans()))
         elif act == "reload":
             names = data.draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
             bench.follow(*names, max_in_flight=max_in_flight, drained=data.draw(st.frozensets(st.sampled_from("abcd"))))
@@ -222,5 +199,5 @@ def test_counts_come_back_to_zero_in_any_order(max_in_flight: int | None, data: 
             assert state.in_flight == len(held)
             assert max_in_flight is None or state.in_flight <= max_in_flight
     for lease in leases:
-        bench.fleet.report(lease, None, answered=True)
+        lease.report(None, answered=True)
     assert all((state.in_flight, state.in_flight_tokens) == (0, 0) for state in seen.values())

@@ -1,6 +1,7 @@
 """Small pages of an engine."""
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,9 @@ from forebay.upstream.fetch import MAX_PAGE_BYTES, Fetcher
 pytestmark = pytest.mark.integration
 
 
-def fetch(engine: ScriptedEngine, path: str, *, timeout_s: float = 5.0, times: int = 1) -> tuple[int, bytes]:
+def fetch(
+    engine: ScriptedEngine, path: str, *, body: bytes | None = None, timeout_s: float = 5.0, times: int = 1
+) -> tuple[int, bytes]:
     async def main() -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
         connections = Connections(loop, SystemClock())
@@ -23,7 +26,10 @@ def fetch(engine: ScriptedEngine, path: str, *, timeout_s: float = 5.0, times: i
         replica = Replica(engine.name, "127.0.0.1", engine.port, base_path="/b", authorization="Bearer k")
         try:
             for _ in range(times):
-                page = await fetcher(replica, path, timeout_s)
+                if body is None:
+                    page = await fetcher(replica, path, timeout_s)
+                else:
+                    page = await fetcher.post(replica, path, body, timeout_s)
             return page
         finally:
             connections.close()
@@ -45,6 +51,26 @@ def test_a_page(engine: Callable[..., ScriptedEngine]) -> None:
     assert seen.values("authorization") == ["Bearer k"]
     assert seen.values("connection") == ["close"]
     assert made.accepted == 5, "each on a connection of its own"
+
+
+@pytest.mark.parametrize("body", [b'{"prompt":"\xc3\xa9"}', b'{"prompt":"%b"}' % (b"x" * 2_000_000)])
+def test_an_answer_to_a_body(engine: Callable[..., ScriptedEngine], body: bytes) -> None:
+    made = engine(base_path="/b")
+    made.script.append(reply(201, {"count": 2}))
+    status, answer = fetch(made, "/tokenize", body=body)
+    assert (status, json.loads(answer)) == (201, {"count": 2})
+    (seen,) = made.requests
+    assert (seen.method, seen.target, seen.body) == ("POST", "/b/tokenize", body)
+    assert seen.values("authorization") == ["Bearer k"]
+    assert seen.values("connection") == ["close"]
+    assert seen.values("content-type") == ["application/json"]
+
+
+def test_no_answer_to_a_body_in_time(engine: Callable[..., ScriptedEngine]) -> None:
+    made = engine(base_path="/b")
+    made.script.append(raw(b"HTTP/1.1 200 OK\r\n", HANG))
+    with pytest.raises(TimeoutError):
+        fetch(made, "/tokenize", body=b"{}", timeout_s=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,22 @@
-"""What each tenant may use: calls at once, requests and tokens in a minute. Pure, on the time it is told.
+"""What each tenant may use: calls at once, requests and tokens in a minute, tokens and money in a month.
 
-Tokens are reserved before a call and settled after it, so that calls that run at the same time cannot
-all spend the same remainder. The minute slides in buckets of one second. An entry counts until the 60th
-full second after its own has passed, so no window of 60 s ever holds more than the limit, and room comes
-back at most one second late. Only a call that used more than it reserved can take the sum over the
-limit; the excess is then owed by the calls that follow.
+Pure, on the times that it is told. Tokens are reserved before a call and settled after it, so that calls
+that run at the same time cannot all spend the same remainder. The minute slides in buckets of one second.
+An entry counts until the 60th full second after its own has passed, so no window of 60 s ever holds more
+than the limit, and room comes back at most one second late. Only a call that used more than it reserved can
+take the sum over the limit; the excess is then owed by the calls that follow. `spending` keeps the month.
 """
 
 from typing import Literal
 
 from msgspec import Struct
 
-from forebay.domain import Tenant
+from forebay.admission.spending import Ledger, Purse, Seed, nano_of
+from forebay.domain import Spend, Tenant
 from forebay.policy import Policy
 
 DenialCode = Literal["concurrency_limit", "requests_limit", "insufficient_quota"]
+Limit = Literal["concurrency", "requests", "tokens_minute", "tokens_month", "money_month"]
 
 WINDOW_S = 60
 _BUCKETS = WINDOW_S + 1
@@ -33,11 +35,14 @@ class Denied(Struct, frozen=True):
 
     Attributes:
         code: which limit, as a code of `errors.CODES`.
-        retry_after_s: after this many seconds it would fit if nothing else came; None means never.
+        retry_after_s: after this many seconds it would fit if nothing else came; None means that waiting is of
+            no use: it never fits, or the month's limit is reached.
+        limit: which one exactly.
     """
 
     code: DenialCode
     retry_after_s: float | None
+    limit: Limit
 
 
 class Reservation(Struct, eq=False):
@@ -46,12 +51,14 @@ class Reservation(Struct, eq=False):
     Attributes:
         account: of the tenant.
         tokens: reserved.
+        nano: money reserved, in billionths.
         second: the bucket that they are counted in; far in the past when the tenant had no limit.
         held: whether it is still to be given back.
     """
 
     account: "Account"
     tokens: int
+    nano: int
     second: int
     held: bool = True
 
@@ -112,13 +119,16 @@ class Account:
 
     Attributes:
         tenant: whose limits hold.
+        purse: what it spends in a month; outlives the account.
         held: calls in flight.
-        limited: whether any limit is set.
+        limited: whether calls at once or the minute are limited.
+        monthly: whether the month is limited.
     """
 
-    __slots__ = ("held", "limited", "requests", "tenant", "tokens")
+    __slots__ = ("_money_nano", "held", "limited", "monthly", "purse", "requests", "tenant", "tokens")
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, purse: Purse) -> None:
+        self.purse = purse
         self.held = 0
         self.requests = Window()
         self.tokens = Window()
@@ -129,19 +139,35 @@ class Account:
         self.tenant = tenant
         limits = (tenant.concurrency, tenant.requests_per_minute, tenant.tokens_per_minute)
         self.limited = limits != (None, None, None)
+        self.monthly = tenant.tokens is not None or tenant.money is not None
+        self._money_nano = None if tenant.money is None else nano_of(tenant.money)
+
+    def month_denial(self, tokens: int, nano: int, month: int) -> Denied | None:
+        """Say which limit of the month a call would pass, if any; running calls count with what they may use."""
+        purse, limit = self.purse, self.tenant.tokens
+        purse.turn(month)
+        if limit is not None and purse.tokens + purse.reserved_tokens + tokens > limit:
+            return Denied("insufficient_quota", None, "tokens_month")
+        limit = self._money_nano
+        if limit is not None and purse.nano + purse.reserved_nano + nano > limit:
+            return Denied("insufficient_quota", None, "money_month")
+        return None
 
     def denial(self, tokens: int, now_s: float) -> Denied | None:
-        """Say which limit a call would pass, if any; changes nothing but the windows' time."""
+        """Say which limit at once or of the minute a call would pass, if any; moves the windows on."""
         tenant = self.tenant
         if tenant.concurrency is not None and self.held >= tenant.concurrency:
-            return Denied("concurrency_limit", _CONCURRENCY_RETRY_S if tenant.concurrency > 0 else None)
+            wait_s = _CONCURRENCY_RETRY_S if tenant.concurrency > 0 else None
+            return Denied("concurrency_limit", wait_s, "concurrency")
         second = int(now_s)
         self.requests.advance(second)
         self.tokens.advance(second)
-        if tenant.requests_per_minute is not None and self.requests.total + 1 > tenant.requests_per_minute:
-            return Denied("requests_limit", _retry_s(self.requests, 1, tenant.requests_per_minute, now_s))
-        if tenant.tokens_per_minute is not None and self.tokens.total + tokens > tenant.tokens_per_minute:
-            return Denied("insufficient_quota", _retry_s(self.tokens, tokens, tenant.tokens_per_minute, now_s))
+        limit = tenant.requests_per_minute
+        if limit is not None and self.requests.total + 1 > limit:
+            return Denied("requests_limit", _retry_s(self.requests, 1, limit, now_s), "requests")
+        limit = tenant.tokens_per_minute
+        if limit is not None and self.tokens.total + tokens > limit:
+            return Denied("insufficient_quota", _retry_s(self.tokens, tokens, limit, now_s), "tokens_minute")
         return None
 
 
@@ -151,9 +177,11 @@ class Quota:
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._bound = _OUTSIDE
+        self._ledger = Ledger()
+        self._calendar = self._ledger.calendar
 
     def apply(self, policy: Policy) -> None:
-        """Follow a new policy: tenants that stay keep their counters, idle ones that went are forgotten."""
+        """Follow a new policy: tenants that stay keep their counters, idle ones that went keep their month only."""
         tenants = {tenant.name: tenant for tenant in policy.tenants.values()}
         self._bound = len(tenants) + _OUTSIDE
         kept = {name: account for name, account in self._accounts.items() if name in tenants or account.held}
@@ -161,32 +189,49 @@ class Quota:
             if name in kept:
                 kept[name].follow(tenant)
             else:
-                kept[name] = Account(tenant)
+                kept[name] = Account(tenant, self._ledger.purse(name))
         self._accounts = kept
+        self._ledger.follow(kept.keys())
 
-    def reserve(self, tenant: Tenant, tokens: int, now_s: float) -> Reservation | Denied:
-        """Take a place and tokens for a call, all or nothing; a denied call is counted nowhere.
+    def restore(self, seed: Seed) -> None:
+        """Add what was spent before this process started; a second time does nothing."""
+        self._ledger.restore(seed)
+
+    def snapshot(self, now_s: float, wall_s: float) -> Seed | None:
+        """Return what has been spent in this month, for the next process; None before `restore`."""
+        return self._ledger.snapshot(now_s, wall_s)
+
+    def reserve(self, tenant: Tenant, spend: Spend, now_s: float, wall_s: float) -> Reservation | Denied:
+        """Take a place, tokens and money for a call, all or nothing; a denied call is counted nowhere.
 
         Args:
             tenant: who calls; the limits of the latest policy hold.
-            tokens: that the call may use, prompt and output; not negative.
+            spend: what the call may use; not negative.
             now_s: monotonic seconds.
+            wall_s: seconds since the epoch.
         """
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._outside(tenant)
+        tokens = spend.tokens
+        nano = nano_of(spend.money)
+        denied: Denied | None = None
         second = _UNCOUNTED
-        if account.limited:
+        if account.monthly:
+            denied = account.month_denial(tokens, nano, self._calendar.month_at(now_s, wall_s))
+        if account.limited and denied is None:
             denied = account.denial(tokens, now_s)
-            if denied is not None:
-                return denied
             second = int(now_s)
+        if denied is not None:
+            return denied
+        if second != _UNCOUNTED:
             account.requests.add(1, second)
             account.tokens.add(tokens, second)
+        account.purse.reserve(tokens, nano)
         account.held += 1
-        return Reservation(account, tokens, second)
+        return Reservation(account, tokens, nano, second)
 
-    def settle(self, reservation: Reservation, actual_tokens: int | None, now_s: float) -> None:
+    def settle(self, reservation: Reservation, used: Spend | None, now_s: float, wall_s: float) -> None:
         """Give the place back and count what was really used; a second time does nothing.
 
         What was not used comes back in the second in which it was reserved; what was used beyond the
@@ -194,26 +239,21 @@ class Quota:
 
         Args:
             reservation: of the call.
-            actual_tokens: used; None when unknown, which keeps what was reserved.
+            used: by it; None when unknown, which keeps what was reserved.
             now_s: monotonic seconds.
+            wall_s: seconds since the epoch.
         """
-        if not reservation.held:
-            return
-        reservation.held = False
-        account = reservation.account
-        account.held -= 1
-        if actual_tokens is not None and reservation.second != _UNCOUNTED:
-            excess = actual_tokens - reservation.tokens
-            second = int(now_s)
-            account.tokens.advance(second)
-            account.tokens.add(excess, second if excess > 0 else reservation.second)
+        if used is None:
+            self._give_back(reservation, reservation.tokens, reservation.nano, now_s, wall_s)
+        else:
+            self._give_back(reservation, max(0, used.tokens), nano_of(used.money), now_s, wall_s)
 
-    def release(self, reservation: Reservation, now_s: float) -> None:
-        """Undo a reservation whose call never ran: place, tokens and request; a second time does nothing."""
+    def release(self, reservation: Reservation, now_s: float, wall_s: float) -> None:
+        """Undo a reservation whose call never ran: place, request, tokens, money; a second time does nothing."""
         if reservation.held and reservation.second != _UNCOUNTED:
             reservation.account.requests.advance(int(now_s))
             reservation.account.requests.add(-1, reservation.second)
-        self.settle(reservation, 0, now_s)
+        self._give_back(reservation, 0, 0, now_s, wall_s)
 
     def held(self) -> dict[str, int]:
         """Return the number of calls in flight of each tenant."""
@@ -227,11 +267,29 @@ class Quota:
         account.tokens.advance(int(now_s))
         return account.tokens.total
 
+    def spent(self, now_s: float, wall_s: float) -> dict[str, Spend]:
+        """Return what each tenant has spent in this month, without what its running calls have reserved."""
+        return self._ledger.spent(now_s, wall_s)
+
+    def _give_back(self, reservation: Reservation, tokens: int, nano: int, now_s: float, wall_s: float) -> None:
+        if not reservation.held:
+            return
+        reservation.held = False
+        account = reservation.account
+        account.held -= 1
+        excess = tokens - reservation.tokens
+        if excess != 0 and reservation.second != _UNCOUNTED:
+            second = int(now_s)
+            account.tokens.advance(second)
+            account.tokens.add(excess, second if excess > 0 else reservation.second)
+        account.purse.turn(self._calendar.month_at(now_s, wall_s))
+        account.purse.settle((reservation.tokens, reservation.nano), (tokens, nano))
+
     def _outside(self, tenant: Tenant) -> Account:
         name = tenant.name if len(self._accounts) < self._bound else _SHARED
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = Account(tenant)
+            account = self._accounts[name] = Account(tenant, self._ledger.purse(name))
         return account
 
 

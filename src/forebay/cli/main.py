@@ -9,9 +9,15 @@ import typer
 from forebay import __version__
 from forebay.cli.check import run_check
 from forebay.cli.key import run_key_new
+from forebay.cli.plan import Calibrating, Comparison, run_plan_calibrate, run_plan_compare
+from forebay.cli.prove import Wish, run_prove
+from forebay.cli.rules import run_rules_test
 from forebay.cli.serve import run_serve
 from forebay.cli.sim import run_sim
-from forebay.config.load import Address, parse_address
+from forebay.cli.tokens import read_input, run_tokens
+from forebay.cli.traffic import run_traffic
+from forebay.clock import SystemClock
+from forebay.config.load import Address, environment, parse_address
 from forebay.engines.sim import SimSpec
 
 app = typer.Typer(
@@ -19,6 +25,13 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="API keys.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="key")
+rules = typer.Typer(help="Rules on requests.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(rules, name="rules")
+plan = typer.Typer(help="The same code on a virtual clock.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(plan, name="plan")
+DataDir = Annotated[Path, typer.Option(help="The folder of the data plane, whose journal is read.")]
+Since = Annotated[str, typer.Option(help="How far back: a number and s, m, h or d, such as 90m or 7d.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file (YAML).")]
 
 
@@ -72,6 +85,110 @@ def sim(
 def key_new() -> None:
     """Make a random API key, and its digest for the configuration."""
     run_key_new()
+
+
+@app.command()
+def prove(
+    url: Annotated[str | None, typer.Option(help="The engine [one that runs here, else an embedded one].")] = None,
+    model: Annotated[str | None, typer.Option(help="Its model [the first one that it lists].")] = None,
+    seconds: Annotated[float, typer.Option(help="How long the measurement takes, about.")] = 60.0,
+    key_env: Annotated[str | None, typer.Option(help="Name of the variable that holds the engine's key.")] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure your own engine under a mixed load: direct against through Forebay."""
+    raise typer.Exit(run_prove(Wish(url, model, seconds, key_env, seed), as_json=as_json))
+
+
+@app.command()
+def traffic(data_dir: DataDir = Path("forebay-data"), since: Since = "24h", as_json: AsJson = False) -> None:
+    """Show what came in: lengths, templates, reuse, peak hours, from the journal."""
+    raise typer.Exit(run_traffic(data_dir, since, as_json=as_json))
+
+
+@app.command()
+def tokens(
+    text: Annotated[str | None, typer.Argument(help="The text; without it and without --file, standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file that holds the text.")] = None,
+    url: Annotated[str, typer.Option(help="An engine, or a Forebay before it.")] = "http://127.0.0.1:7080",
+    model: Annotated[str | None, typer.Option(help="Its model, where it has several.")] = None,
+    key_env: Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")] = None,
+) -> None:
+    """Show how an engine's tokenizer cuts a text, beside a normal one."""
+    try:
+        read = read_input(text, file)
+    except (OSError, ValueError) as error:
+        print(f"forebay tokens: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    raise typer.Exit(run_tokens(url, model, read, environment().get(key_env) if key_env else None))
+
+
+@rules.command("test")
+def rules_test(config: ConfigFile, data_dir: DataDir = Path("forebay-data"), since: Since = "24h") -> None:
+    """Show what the rules of a file would have done to the traffic in the journal."""
+    raise typer.Exit(run_rules_test(config, data_dir, since, SystemClock().wall_s()))
+
+
+@plan.command("compare")
+def plan_compare(  # noqa: PLR0913 - the options of a command
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder with public traces; without it arrivals are made.")
+    ] = None,
+    engine: Annotated[
+        Path | None, typer.Option(help="JSON of `forebay plan calibrate` [the engine of the study].")
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Engines.")] = 3,
+    load: Annotated[float, typer.Option(help="Of the prefill peak of all engines.")] = 0.87,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy to compare; may come several times [all].")] = None,
+    realisations: Annotated[int, typer.Option(help="Samples of the traffic.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each, on the virtual clock.")] = 1500.0,
+    seed: Annotated[int, typer.Option(help="Of what is random.")] = 1,
+    slo_short_s: Annotated[float, typer.Option(help="Until the first token of a short prompt.")] = 1.0,
+    slo_long_s: Annotated[float, typer.Option(help="Until the first token of a long prompt.")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare ways of letting calls in, on simulated engines and the same arrivals."""
+    wanted = Comparison(
+        traces=traces,
+        engine=engine,
+        replicas=replicas,
+        load_ratio=load,
+        policies=tuple(policy or ()),
+        realisations=realisations,
+        seconds=seconds,
+        seed=seed,
+        slo_short_s=slo_short_s,
+        slo_long_s=slo_long_s,
+        json=as_json,
+    )
+    raise typer.Exit(run_plan_compare(wanted))
+
+
+@plan.command("calibrate")
+def plan_calibrate(  # noqa: PLR0913 - the options of a command
+    url: Annotated[str, typer.Option(help="The engine.")],
+    model: Annotated[str, typer.Option(help="Its name there.")],
+    key_file: Annotated[Path | None, typer.Option(help="A file with the engine's API key.")] = None,
+    slots: Annotated[int, typer.Option(help="Calls that the engine runs at once.")] = 4,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens that it computes in one iteration at most.")] = 2048,
+    kv_tokens: Annotated[int, typer.Option(help="Its KV room.")] = 400_000,
+    longest_tokens: Annotated[int, typer.Option(help="Longest prompt that is tried, roughly.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the prompts and the mixed load.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the model of the planner to a real engine, and state its error."""
+    wanted = Calibrating(
+        url=url,
+        model=model,
+        key_file=key_file,
+        slots=slots,
+        chunk_tokens=chunk_tokens,
+        kv_tokens=kv_tokens,
+        longest_tokens=longest_tokens,
+        seed=seed,
+        json=as_json,
+    )
+    raise typer.Exit(run_plan_calibrate(wanted))
 
 
 @app.command()

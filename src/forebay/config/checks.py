@@ -5,6 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from forebay.config.addresses import Address, parse_replica
 from forebay.config.faults import Faults, Loc, quoted
+from forebay.config.rules import check_rules
 from forebay.config.validation import Draft
 
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})
@@ -24,6 +25,7 @@ def check_entries(draft: Draft, faults: Faults) -> None:
     _check_models(draft, faults)
     _check_circles(draft, faults)
     _check_tenants(draft, faults)
+    check_rules(draft.settings.rules, draft.models, faults, draft.rules)
 
 
 def check_addresses(draft: Draft, listen: Address, admin: Address, bound: Address | None, faults: Faults) -> None:
@@ -95,6 +97,14 @@ def _check_tenants(draft: Draft, faults: Faults) -> None:
         first = names.setdefault(tenant.name, place)
         if first != place:
             faults.add(("tenants", place, "name"), f"is the name of tenants[{first}] too; choose another")
+        if tenant.default_class is not None and tenant.default_class not in tenant.classes:
+            faults.add(
+                ("tenants", place, "default_class"), "is not among `classes`; add it there or choose one of them"
+            )
+        priced = any(model.price is not None for model in draft.settings.models.values())
+        if tenant.limits.money is not None and not priced and "models" in draft.sound:
+            text = "no model has a price, so nothing would count; give models a `price`, or take it out"
+            faults.add(("tenants", place, "limits", "money"), text)
         for model_place, model in enumerate(tenant.models or ()):
             if model not in draft.models:
                 loc: Loc = ("tenants", place, "models", model_place)

@@ -8,7 +8,15 @@ from forebay import policy
 from forebay.config.addresses import Address, parse_replica
 from forebay.config.credentials import MIN_PLAIN, resolve, tenant_key
 from forebay.config.faults import Faults, Loc
-from forebay.config.schema import PoolSettings, TenantSettings, TimeoutOverrides
+from forebay.config.rules import compile_rules
+from forebay.config.schema import (
+    AdmissionSettings,
+    ClassSettings,
+    PoolSettings,
+    PriceSettings,
+    TenantSettings,
+    TimeoutOverrides,
+)
 from forebay.config.validation import Draft
 from forebay.domain import Replica, Tenant
 
@@ -34,9 +42,39 @@ def compile_policy(
         limits=policy.Limits(**settings.limits.model_dump()),
         stream=policy.Stream(**settings.stream.model_dump()),
         shutdown=policy.Shutdown(**settings.shutdown.model_dump()),
+        rules=compile_rules(settings.rules),
         cors_origins=frozenset(settings.cors.origins),
         trusted_proxies=tuple(dict.fromkeys(settings.trusted_proxies)),
+        admission=compile_admission(settings.admission),
     )
+
+
+def compile_admission(settings: AdmissionSettings) -> policy.Admission:
+    """Make the rules of admission: what is written goes before what the preset says."""
+    latency = settings.preset == "latency"
+    classes = {
+        value: _class(getattr(settings.classes, value), preset)
+        for value, preset in (policy.PROMPT if latency else policy.PATIENT).items()
+    }
+    reserve = settings.short_reserve
+    return policy.Admission(
+        preset=settings.preset,
+        classes=classes,
+        refuses_early=latency if settings.refuse_early is None else settings.refuse_early,
+        long_prompt_tokens=settings.long_prompt_tokens,
+        long_share_ratio=settings.long_share,
+        short_reserve_ratio=(0.25 if latency else 0.0) if reserve is None else reserve,
+    )
+
+
+def _class(settings: ClassSettings, preset: policy.ClassPolicy) -> policy.ClassPolicy:
+    written = {
+        "target_s": settings.target_ms and settings.target_ms / 1000.0,
+        "long_target_s": settings.long_target_ms and settings.long_target_ms / 1000.0,
+        "max_wait_s": settings.max_wait_ms and settings.max_wait_ms / 1000.0,
+        "share_ratio": settings.share,
+    }
+    return replace(preset, **{name: value for name, value in written.items() if value is not None})
 
 
 def _pool(
@@ -51,6 +89,7 @@ def _pool(
         max_attempts=settings.max_attempts,
         breaker=policy.BreakerPolicy(**settings.breaker.model_dump()),
         timeouts=None if settings.timeouts is None else _merged(base, settings.timeouts),
+        capacity=policy.Capacity(**settings.capacity.model_dump()),
     )
 
 
@@ -83,8 +122,18 @@ def _models(draft: Draft, base: policy.Timeouts) -> dict[str, policy.Model]:
             upstream_model=settings.upstream_model or "",
             fallback=tuple(settings.fallback),
             timeouts=_merged(_merged(base, of_pool), settings.timeouts),
+            hygiene=settings.hygiene,
+            default_output_tokens=settings.default_output_tokens,
+            max_output_tokens=settings.max_output_tokens,
+            price=_price(settings.price),
         )
     return models
+
+
+def _price(settings: PriceSettings | None) -> policy.Price | None:
+    if settings is None:
+        return None
+    return policy.Price(settings.input_per_million, settings.output_per_million, settings.cached_input_per_million)
 
 
 def _tenants(
@@ -114,5 +163,16 @@ def _tenants(
 
 
 def _tenant(settings: TenantSettings) -> Tenant:
-    models = None if settings.models is None else frozenset(settings.models)
-    return Tenant(name=settings.name, models=models, **settings.limits.model_dump())
+    classes = frozenset(settings.classes)
+    if settings.default_class is not None:
+        usual = settings.default_class
+    else:
+        usual = "medium" if "medium" in classes else "low" if "low" in classes else "high"
+    return Tenant(
+        name=settings.name,
+        models=None if settings.models is None else frozenset(settings.models),
+        classes=classes,
+        default_class=usual,
+        high_share_ratio=settings.high_share,
+        **settings.limits.model_dump(),
+    )

@@ -16,13 +16,18 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from forebay.policy import Policy, Pool
+from forebay.config.rules import refuse_long
+from forebay.policy import Policy, Pool, Rule
 
 SCHEMA = 1
 MAX_BYTES = 1_048_576
+MAX_TOKENS = 1_000_000_000
 HASH_DIGITS = 12
+ALL_MODELS = "*"
+"""The target of an override that refuses long inputs, when all models are meant."""
 
 DocumentName = Literal["state", "override"]
+OverrideKind = Literal["drain", "refuse_long_inputs"]
 _Number = Annotated[int, Meta(ge=0, le=2**53)]
 _WallS = Annotated[float, Meta(ge=0, le=2**53)]
 _Short = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -45,23 +50,42 @@ class StateDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     drained: Annotated[tuple[_Short, ...], Meta(max_length=10_000)] = ()
 
 
-class Override(Struct, frozen=True, forbid_unknown_fields=True):
-    """One change with an end.
+class Override(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One change with an end; a field that it does not need is not written, so that older programs take the rest.
 
     Attributes:
-        kind: `drain`: the replica gets no new call.
-        target: `host:port` or name of the replica.
+        kind: `drain`: the replica gets no new call. `refuse_long_inputs`: longer inputs get 422 with advice.
+        target: `host:port` or name of the replica; for `refuse_long_inputs` the name of a model, or `*`.
         expires_at: Unix seconds; from then on it does not count.
         created_at: Unix seconds.
+        tokens: of the longest input that is still served; for `refuse_long_inputs` alone.
+
+    Raises:
+        ValueError: `tokens` does not fit `kind`.
     """
 
     id: _Short
-    kind: Literal["drain"]
+    kind: OverrideKind
     target: _Short
     expires_at: _WallS
     by: _Words
     reason: _Words
     created_at: _WallS
+    tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+
+    def __post_init__(self) -> None:
+        fault = tokens_fault(self.kind, self.tokens)
+        if fault:
+            raise ValueError(f"`tokens` {fault}")
+
+
+def tokens_fault(kind: OverrideKind, tokens: int | None) -> str:
+    """Say why a number of tokens, or none, does not fit a kind of override; empty when it does."""
+    if kind == "refuse_long_inputs" and tokens is None:
+        return "is missing; give the tokens of the longest input that is still served"
+    if kind == "drain" and tokens is not None:
+        return "does not belong to `drain`; leave it out"
+    return ""
 
 
 class OverrideDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -211,12 +235,27 @@ def merge(policy: Policy, state: StateDocument | None, override: OverrideDocumen
     """
     if state is None and override is None:
         return policy
-    counting = None if override is None else replace(override, entries=override.active(wall_s))
+    active = () if override is None else override.active(wall_s)
+    counting = None if override is None else replace(override, entries=active)
     targets = set(() if state is None else state.drained)
-    targets.update(() if counting is None else (entry.target for entry in counting.entries))
+    targets.update(entry.target for entry in active if entry.kind == "drain")
     content = msgspec.json.encode([policy.hash, state, counting])
     drained = frozenset(name for pool in policy.pools.values() for name in _targeted(pool, targets))
-    return replace(policy.draining(drained), hash=sha256(content).hexdigest()[:HASH_DIGITS])
+    rules = (*_refusing(active, policy), *policy.rules)
+    return replace(policy.draining(drained), rules=rules, hash=sha256(content).hexdigest()[:HASH_DIGITS])
+
+
+def _refusing(entries: tuple[Override, ...], policy: Policy) -> list[Rule]:
+    """Return the rules of the overrides that refuse long inputs; for a model that is not there, none.
+
+    Of two for the same target the lower limit holds, as both are meant. The lowest limit of all comes first, so
+    that a client is told the one that it must keep.
+    """
+    limits: dict[str, int] = {}
+    for entry in entries:
+        if entry.tokens is not None and (entry.target == ALL_MODELS or entry.target in policy.models):
+            limits[entry.target] = min(entry.tokens, limits.get(entry.target, entry.tokens))
+    return [refuse_long(model, limits[model]) for model in sorted(limits, key=lambda model: (limits[model], model))]
 
 
 def _targeted(pool: Pool, targets: set[str]) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from forebay.config.schema import FileSettings, Section, section_in
+from forebay.config.schema import FileSettings
+from forebay.config.section import Section, section_in
 
 _PAGE = """\
 # Configuration
@@ -125,6 +126,8 @@ def _type_of(annotation: Any, metadata: list[Any]) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_of(parts[0], [bound for part in parts[1:] for bound in getattr(part, "metadata", [part])])
+    if origin is dict:
+        return "mapping"
     if origin is list:
         return f"list of {_type_of(parts[0], [])}"
     if origin is Literal:

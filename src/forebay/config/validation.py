@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from forebay.config.faults import Faults, Loc
-from forebay.config.schema import FileSettings, Section, section_in
+from forebay.config.schema import FileSettings
+from forebay.config.section import Section, section_in
 
 # The kinds of fault that pydantic names, in words that say what to do. Its own text is not shown: it may
 # repeat the value.
@@ -53,6 +54,7 @@ class Draft(Struct, frozen=True):
     pools: frozenset[str]
     models: frozenset[str]
     tenants: tuple[int, ...]
+    rules: tuple[int, ...]
     sound: frozenset[str]
 
 
@@ -75,12 +77,13 @@ def validate(data: Any, faults: Faults) -> Draft | None:
         if not faults.has(loc):
             faults.add(loc, _text_of(error, loc, data))
     bad = {_loc_of(error)[:2] for error in errors}
-    kept, tenants = _without(data, bad)
+    kept, places = _without(data, bad)
     return Draft(
         settings=FileSettings.model_validate(kept),
         pools=_names_in(data, "pools"),
         models=_names_in(data, "models"),
-        tenants=tenants,
+        tenants=places.get("tenants", ()),
+        rules=places.get("rules", ()),
         sound=frozenset(FileSettings.model_fields) - {str(loc[0]) for loc in bad},
     )
 
@@ -133,10 +136,10 @@ def _names_in(data: dict[str, Any], section: str) -> frozenset[str]:
     return frozenset(entries) if isinstance(entries, dict) else frozenset()
 
 
-def _without(data: dict[str, Any], bad: set[Loc]) -> tuple[dict[str, Any], tuple[int, ...]]:
+def _without(data: dict[str, Any], bad: set[Loc]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Return the data without the entries at fault, and the places of the tenants that are left."""
     kept: dict[str, Any] = {}
-    tenants: tuple[int, ...] = ()
+    found: dict[str, tuple[int, ...]] = {}
     for key, value in data.items():
         if (key,) in bad:
             continue
@@ -145,7 +148,7 @@ def _without(data: dict[str, Any], bad: set[Loc]) -> tuple[dict[str, Any], tuple
         elif isinstance(value, list):
             places = tuple(place for place in range(len(value)) if (key, place) not in bad)
             kept[key] = [value[place] for place in places]
-            tenants = places if key == "tenants" else tenants
+            found[key] = places
         else:
             kept[key] = value
-    return kept, tenants
+    return kept, found

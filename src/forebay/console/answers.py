@@ -1,15 +1,21 @@
 """The shapes of the admin API: what it takes, what it answers, how it refuses."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from forebay.clock import timestamp
-from forebay.config.documents import Override
-from forebay.console.overrides import MAX_TTL_S, MIN_TTL_S
+from forebay.config.documents import MAX_TOKENS, Override, OverrideKind, tokens_fault
+from forebay.console.overrides import MAX_TTL_S, MIN_TTL_S, Change
 from forebay.console.timeline import Action
 from forebay.errors import ForebayError
+
+_REPLICA = re.compile(
+    r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}(/[A-Za-z0-9._~%!$&'()*+,;=:/-]{0,192})?"
+)
 
 
 def _one_line(text: str) -> str:
@@ -28,27 +34,69 @@ class NewOverride(BaseModel):
         extra="forbid",
         json_schema_extra={
             "examples": [
-                {"kind": "drain", "target": "127.0.0.1:9001", "ttl_s": 3600, "reason": "new driver", "by": "ann"}
+                {"kind": "drain", "target": "127.0.0.1:9001", "ttl_s": 3600, "reason": "new driver", "by": "ann"},
+                {
+                    "kind": "refuse_long_inputs",
+                    "target": "*",
+                    "tokens": 8192,
+                    "ttl_s": 3600,
+                    "reason": "too much load",
+                    "by": "ann",
+                },
             ]
         },
     )
 
-    kind: Literal["drain"] = Field(description="drain: the replica gets no new call; calls in flight go on")
-    target: str = Field(
-        pattern=r"^(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}(/[A-Za-z0-9._~%!$&'()*+,;=:/-]{0,192})?$",
-        description="name of the replica, `host:port` as the status shows it",
+    kind: OverrideKind = Field(
+        "drain",
+        description="drain: the replica gets no new call; refuse_long_inputs: longer inputs get 422. "
+        "Calls in flight go on",
+    )
+    target: Line = Field(
+        min_length=1,
+        max_length=512,
+        description="drain: name of the replica, `host:port` as the status shows it; refuse_long_inputs: name of the "
+        "model, or `*` for all",
+    )
+    tokens: int | None = Field(
+        None,
+        strict=True,
+        ge=1,
+        le=MAX_TOKENS,
+        validate_default=True,
+        description="of the longest input that is still served; for refuse_long_inputs alone, which needs it",
     )
     ttl_s: int = Field(strict=True, ge=MIN_TTL_S, le=MAX_TTL_S, description="seconds until it ends by itself")
     reason: Line = Field(min_length=1, max_length=200, description="for those who read the timeline")
     by: Line = Field(min_length=1, max_length=64, description="who asks")
+
+    @field_validator("target")
+    @classmethod
+    def _names_a_replica(cls, target: str, info: ValidationInfo) -> str:
+        if info.data.get("kind") == "drain" and not _REPLICA.fullmatch(target):
+            raise PydanticCustomError("target", "is not the name of a replica; write host:port as the status shows it")
+        return target
+
+    @field_validator("tokens")
+    @classmethod
+    def _fits_the_kind(cls, tokens: int | None, info: ValidationInfo) -> int | None:
+        fault = tokens_fault(info.data["kind"], tokens) if "kind" in info.data else ""
+        if fault:
+            raise PydanticCustomError("missing" if tokens is None else "tokens", "{fault}", {"fault": fault})
+        return tokens
+
+    def change(self) -> Change:
+        """Return what is asked for."""
+        return Change(self.kind, self.target, self.tokens)
 
 
 class OverrideAnswer(BaseModel):
     """An override that counts now."""
 
     id: str
-    kind: str
+    kind: OverrideKind
     target: str
+    tokens: int | None = Field(description="of the longest input that is still served, or null")
     reason: str
     by: str
     created: str = Field(description="RFC 3339")
@@ -73,6 +121,8 @@ class ActionAnswer(BaseModel):
     target: str
     reason: str
     id: str
+    change: str = Field(description="kind of the override, or empty")
+    tokens: int | None = Field(description="of the override, or null")
 
 
 class TimelineAnswer(BaseModel):
@@ -152,6 +202,7 @@ def override_answer(override: Override, wall_s: float) -> OverrideAnswer:
         id=override.id,
         kind=override.kind,
         target=override.target,
+        tokens=override.tokens,
         reason=override.reason,
         by=override.by,
         created=timestamp(override.created_at),
@@ -178,7 +229,14 @@ def reload_answer(documents: Any) -> ReloadAnswer | None:
 def action_answer(action: Action) -> ActionAnswer:
     """Show a line of the timeline."""
     return ActionAnswer(
-        at=action.at, kind=action.kind, by=action.by, target=action.target, reason=action.reason, id=action.id
+        at=action.at,
+        kind=action.kind,
+        by=action.by,
+        target=action.target,
+        reason=action.reason,
+        id=action.id,
+        change=action.change,
+        tokens=action.tokens,
     )
 
 

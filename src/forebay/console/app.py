@@ -16,17 +16,18 @@ from starlette.exceptions import HTTPException
 
 from forebay import __version__
 from forebay.clock import timestamp
+from forebay.config.documents import ALL_MODELS
 from forebay.console import answers as shape
 from forebay.console.dataplane import DataPlaneView
 from forebay.console.guard import Guard
-from forebay.console.overrides import MAX_OVERRIDES, TooManyOverridesError
+from forebay.console.overrides import MAX_OVERRIDES, Change, TooManyOverridesError
 from forebay.console.pages import docs_page, language, status_page
 from forebay.console.state import ConsoleState
 from forebay.console.timeline import KEPT
 from forebay.errors import ForebayError, Refused
 
 DESCRIPTION = "Status and switches of one Forebay node. Every path under /api needs the admin token."
-SHOWN_NAMES = 20  # replicas named in an error
+SHOWN_NAMES = 20  # replicas or models named in an error
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": shape.ErrorAnswer, "description": "an error"}}
 
 
@@ -77,7 +78,11 @@ def _api() -> APIRouter:
     overrides = "/policy/overrides"
     router.add_api_route(overrides, _overrides, summary="Overrides that count now")
     router.add_api_route(
-        overrides, _create, methods=["POST"], status_code=201, summary="Drain a replica for a bounded time"
+        overrides,
+        _create,
+        methods=["POST"],
+        status_code=201,
+        summary="Drain a replica or refuse long inputs, for a bounded time",
     )
     router.add_api_route(
         f"{overrides}/{{id}}", _delete, methods=["DELETE"], status_code=204, summary="End an override now"
@@ -141,9 +146,9 @@ async def _overrides(console: Console) -> shape.OverridesAnswer:
 
 async def _create(new: shape.NewOverride, console: Console) -> shape.OverrideAnswer:
     view = await console.data_plane.view()
-    _check_target(new.target, view)
+    _check_target(new.change(), view)
     try:
-        made = await console.drain(new.target, new.ttl_s, reason=new.reason, by=new.by)
+        made = await console.override(new.change(), new.ttl_s, reason=new.reason, by=new.by)
     except TooManyOverridesError as error:
         advice = f"There are {MAX_OVERRIDES} overrides, the most there may be. Delete one first."
         raise Refused("invalid_value", advice) from error
@@ -165,12 +170,15 @@ async def _delete(
     return Response(status_code=204)
 
 
-def _check_target(target: str, view: DataPlaneView) -> None:
-    """Refuse a replica that the data plane does not have; without its status any may be named."""
-    names = view.replicas() if view.reachable else None
-    if names is not None and target not in names:
+def _check_target(change: Change, view: DataPlaneView) -> None:
+    """Refuse a replica or model that the data plane does not have; without its status any may be named."""
+    if not view.reachable or (change.kind == "refuse_long_inputs" and change.target == ALL_MODELS):
+        return
+    names = view.replicas() if change.kind == "drain" else view.models()
+    if names is not None and change.target not in names:
         known = ", ".join(sorted(names)[:SHOWN_NAMES]) or "none"
-        raise Refused("invalid_value", f"No pool has this replica. Known: {known}.", param="target")
+        fault = "No pool has this replica." if change.kind == "drain" else "There is no such model; `*` means all."
+        raise Refused("invalid_value", f"{fault} Known: {known}.", param="target")
 
 
 def _unwritten(error: OSError) -> Refused:

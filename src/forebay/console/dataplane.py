@@ -33,12 +33,19 @@ class DataPlaneView(Struct, frozen=True):
     fault: str | None
 
     def replicas(self) -> frozenset[str] | None:
-        """Return what replicas may be called, by name and by `host:port`; None when the status does not say."""
-        listed = (self.status or {}).get("replicas")
-        if not isinstance(listed, list):
+        """Return what replicas may be called, by name and by `host:port`; None when the status does not name all."""
+        status = self.status or {}
+        listed = status.get("replicas")
+        if not isinstance(listed, list) or status.get("replicas_left_out"):
             return None
         names = [str(entry["replica"]) for entry in listed if isinstance(entry, dict) and "replica" in entry]
         return frozenset([*names, *(name.partition("/")[0] for name in names)])
+
+    def models(self) -> frozenset[str] | None:
+        """Return the names of the models; None when the status does not name all."""
+        status = self.status or {}
+        listed = status.get("models")
+        return frozenset(listed) if isinstance(listed, dict) and not status.get("models_left_out") else None
 
     def held(self, document: str) -> tuple[int, int]:
         """Return (epoch, seq) of a document as the data plane holds it; (0, 0) when the status does not say."""

@@ -3,6 +3,7 @@
 import secrets
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from forebay.clock import Clock
@@ -10,6 +11,7 @@ from forebay.config.documents import (
     DocumentError,
     Override,
     OverrideDocument,
+    OverrideKind,
     read_document,
     write_document,
 )
@@ -21,6 +23,14 @@ MAX_TTL_S = 604_800  # a week: whatever must last longer belongs into the config
 Version = tuple[int, int]  # (epoch, seq): only ever grows, so that the data plane can refuse an older document
 NO_VERSION: Version = (0, 0)
 EMPTY = OverrideDocument(epoch=0, seq=0, schema=1)
+
+
+class Change(Struct, frozen=True):
+    """What an override does, without its end; see `Override` for the fields."""
+
+    kind: OverrideKind
+    target: str
+    tokens: int | None = None
 
 
 class TooManyOverridesError(Exception):
@@ -70,11 +80,11 @@ class Overrides:
         """Say whether `expire` has something to do."""
         return len(self.active()) < len(self.document.entries)
 
-    def add(self, target: str, ttl_s: int, *, reason: str, by: str, held: Version) -> Override:
-        """Drain a replica.
+    def add(self, change: Change, ttl_s: int, *, reason: str, by: str, held: Version) -> Override:
+        """Let a change count from now on.
 
         Args:
-            target: name of the replica, or its `host:port`.
+            change: its tokens fit its kind.
             ttl_s: seconds until it ends; `MIN_TTL_S` to `MAX_TTL_S`.
             reason: for the timeline.
             by: who asks.
@@ -90,12 +100,13 @@ class Overrides:
             raise TooManyOverridesError
         made = Override(
             id=secrets.token_hex(8),
-            kind="drain",
-            target=target,
+            kind=change.kind,
+            target=change.target,
             expires_at=now_s + ttl_s,
             by=by,
             reason=reason,
             created_at=now_s,
+            tokens=change.tokens,
         )
         self._write((*kept, made), held)
         return made

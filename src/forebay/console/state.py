@@ -9,7 +9,7 @@ from forebay.clock import Clock
 from forebay.config.documents import Override
 from forebay.console.dataplane import DataPlane
 from forebay.console.guard import Listen
-from forebay.console.overrides import Overrides, Version
+from forebay.console.overrides import Change, Overrides, Version
 from forebay.console.timeline import ActionKind, Timeline
 
 EXPIRY_PERIOD_S = 1.0
@@ -68,11 +68,11 @@ class ConsoleState:
         """Return one line for each file that could not be read or written."""
         return [fault for fault in (self.overrides.fault, self._expiry_fault, self.timeline.fault) if fault]
 
-    async def drain(self, target: str, ttl_s: int, *, reason: str, by: str) -> Override:
-        """Give a replica no new call; return the override when it is on disk.
+    async def override(self, change: Change, ttl_s: int, *, reason: str, by: str) -> Override:
+        """Let a change count for a time; return the override when it is on disk.
 
         Args:
-            target: name of the replica.
+            change: what it does.
             ttl_s: seconds until it ends by itself.
             reason: for the timeline.
             by: who asks.
@@ -83,7 +83,7 @@ class ConsoleState:
         """
         async with self._writing:
             held = await self._held_version()
-            made = await asyncio.to_thread(self.overrides.add, target, ttl_s, reason=reason, by=by, held=held)
+            made = await asyncio.to_thread(self.overrides.add, change, ttl_s, reason=reason, by=by, held=held)
             await self._note("override.created", made, by)
         return made
 
@@ -122,6 +122,4 @@ class ConsoleState:
         return (await self.data_plane.view()).held("override")
 
     async def _note(self, kind: ActionKind, override: Override, by: str) -> None:
-        await asyncio.to_thread(
-            self.timeline.append, kind, by, target=override.target, reason=override.reason, id=override.id
-        )
+        await asyncio.to_thread(self.timeline.append, kind, by, override)

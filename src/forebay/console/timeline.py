@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from forebay.clock import Clock, timestamp
+from forebay.config.documents import Override
 
 KEPT = 1000  # actions
 FILE_LINES = 2 * KEPT  # then the file is written anew with the last KEPT
@@ -25,6 +26,8 @@ class Action(Struct, frozen=True):
         by: a person as named in the request, or `forebay`.
         target: what it was done to; empty when the kind says it.
         id: of the override, or empty.
+        change: what the override does: its kind, or empty.
+        tokens: of the longest input that is still served, where long inputs are refused.
     """
 
     at: str
@@ -33,6 +36,8 @@ class Action(Struct, frozen=True):
     target: str = ""
     reason: str = ""
     id: str = ""
+    change: str = ""
+    tokens: int | None = None
 
 
 class Timeline:
@@ -55,9 +60,13 @@ class Timeline:
         self._file_lines = len(lines)
         self._torn = not tail.endswith(b"\n") and bool(tail)
 
-    def append(self, kind: ActionKind, by: str, *, target: str = "", reason: str = "", id: str = "") -> None:
-        """Add an action that has been done."""
-        action = Action(timestamp(self._clock.wall_s()), kind, by, target, reason, id)
+    def append(self, kind: ActionKind, by: str, override: Override | None = None) -> None:
+        """Add an action that has been done, to an override if there is one."""
+        at = timestamp(self._clock.wall_s())
+        action = Action(at, kind, by)
+        if override is not None:
+            o = override
+            action = Action(at, kind, by, o.target, o.reason, o.id, o.kind, o.tokens)
         self._actions.append(action)
         try:
             if self._file_lines >= FILE_LINES:

@@ -5,9 +5,10 @@ import asyncio
 import msgspec
 from msgspec import Raw, Struct
 
+from forebay.edge.shapes import StreamOptions
 from forebay.errors import Refused
 from forebay.wire.depth import check_depth
-from forebay.wire.endpoints import Endpoint
+from forebay.wire.endpoints import Endpoint, Shape
 from forebay.wire.members import DuplicateKey, InvalidJson, Members, TooDeep, read_members
 
 _MAX_NAME_CHARS = 512
@@ -18,11 +19,7 @@ SLICE_BYTES = 262_144
 _as_text = msgspec.json.Decoder(str).decode
 
 
-class _StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-_as_stream_options = msgspec.json.Decoder(_StreamOptions).decode
+_as_stream_options = msgspec.json.Decoder(StreamOptions).decode
 
 
 class Asked(Struct, frozen=True):
@@ -33,6 +30,7 @@ class Asked(Struct, frozen=True):
         model: the name that the client used; empty when it named none.
         wants_usage: `stream_options.include_usage` is true.
         max_tokens: the client's own cap of the output.
+        counted: tokens of the prompt as an engine counted them; 0 when none could, None while none was asked.
     """
 
     members: Members
@@ -40,6 +38,7 @@ class Asked(Struct, frozen=True):
     stream: bool
     wants_usage: bool
     max_tokens: int | None
+    counted: int | None = None
 
 
 async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
@@ -79,6 +78,14 @@ async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     stream = "stream" in values and endpoint.streams and _flag(values["stream"], "stream")
     wants_usage = stream and "stream_options" in values and _wants_usage(members)
     return Asked(members, _model(values), stream, wants_usage, _max_tokens(values))
+
+
+def limit_key(asked: Asked, shape: Shape) -> str:
+    """Return the member that bounds the length of the answer: the one that the body has, else its API's usual one."""
+    for key in _LIMIT_KEYS:
+        if key in asked.members.values:
+            return key
+    return "max_output_tokens" if shape == "responses" else "max_tokens"
 
 
 def _model(values: dict[str, Raw]) -> str:

@@ -1,6 +1,7 @@
-"""The header lines of a request, read."""
+"""The header lines of a request, read, and those of ours that explain what was decided about it."""
 
-from forebay.traffic import Header
+from forebay.ports import Permit
+from forebay.traffic import Call, Header, Request
 
 NOTHING: frozenset[bytes] = frozenset()
 
@@ -20,3 +21,14 @@ def read_headers(lines: list[Header]) -> tuple[dict[bytes, bytes], frozenset[byt
 def head_bytes(target: bytes, lines: list[Header]) -> int:
     """Return the size of a head on the wire, at least."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in lines)
+
+
+def explained(request: Request, call: Call, permit: Permit) -> bytes:
+    """Return the header lines that tell a client what was decided about its call, where that is not what it asked."""
+    lines = b""
+    if call.rule:
+        lines = b"x-forebay-rule: %b\r\n" % call.rule.encode()
+    claimed = request.headers.get(b"x-request-value")
+    if claimed is not None and claimed.strip().lower() != permit.value.encode():
+        lines += b"x-forebay-value: %b\r\n" % permit.value.encode()
+    return lines

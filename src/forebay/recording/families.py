@@ -68,6 +68,31 @@ OLDEST_AGE: Final = Family(
     "forebay_requests_oldest_age_seconds", "gauge", (), "Age of the oldest call in flight, 0 without any."
 )
 QUEUE_DEPTH: Final = Family("forebay_queue_depth", "gauge", ("pool",), "Calls that wait for a replica.")
+QUEUE_WAITING: Final = Family(
+    "forebay_queue_waiting",
+    "gauge",
+    ("pool", "lane", "value"),
+    "Calls that wait for a replica, by lane and request value.",
+)
+HIGH_LOWERED: Final = Family(
+    "forebay_high_claims_lowered_total",
+    "counter",
+    (),
+    "Calls that claimed high beyond their tenant's share while others waited.",
+)
+SPEED: Final = Family(
+    "forebay_replica_prefill_tokens_per_second", "gauge", _REPLICA, "Prompt tokens that it computes in a second."
+)
+UNPREFILLED: Final = Family(
+    "forebay_replica_unprefilled_tokens", "gauge", _REPLICA, "Prompt tokens sent whose first token has not come."
+)
+RETRIES_DENIED: Final = Family(
+    "forebay_retries_denied_total", "counter", ("pool", "scope"), "Tries that the retry budget did not allow."
+)
+RULE_APPLIED: Final = Family("forebay_rule_applied_total", "counter", ("rule",), "Calls that a rule decided on.")
+ESTIMATE_ERROR: Final = Family(
+    "forebay_estimate_error_ratio", "gauge", ("model",), "Median error of the estimates of prompt tokens, relative."
+)
 PERMITS: Final = Family("forebay_permits_held", "gauge", ("tenant",), "Permits that calls of the tenant hold.")
 TELEMETRY_AGE: Final = Family(
     "forebay_telemetry_age_seconds",
@@ -121,7 +146,7 @@ GENAI_FIRST_TOKEN: Final = Family(
 WATCHED: Final = (
     IN_FLIGHT, OLDEST_AGE, QUEUE_DEPTH, PERMITS, TELEMETRY_AGE, REPLICA_UP, REPLICA_IN_FLIGHT, EJECTED, CONNECTIONS,
     MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
-    LOOP_LAG,
+    LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, ESTIMATE_ERROR,
 )  # fmt: skip
 COUNTED: Final = (REQUESTS, ATTEMPTS, REFUSED, DEGRADED, TOKENS)
 TIMED: Final = (DURATION, FIRST_TOKEN)

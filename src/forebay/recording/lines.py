@@ -73,7 +73,14 @@ class CloseLine(Struct, eq=False, gc=False, tag_field="kind", tag="close"):
     kv_cache_hit: bool | None = None
     block_table_size: int | None = None
     prompt_template_id: str | None = None
+    request_value: str | None = None
+    input_estimate_tokens: int | None = None
+    output_estimate_tokens: int | None = None
+    max_tokens: int | None = None
+    retry_count: int = 0
+    rule: str | None = None
     hygiene: tuple[str, ...] = ()
+    output_flags: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     continued: int = 0
     attempts: tuple[Attempt, ...] = ()

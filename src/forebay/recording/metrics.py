@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 from forebay.clock import Clock
-from forebay.domain import FailureKind, Outcome
+from forebay.domain import VALUES, FailureKind, Outcome
 from forebay.errors import CODES
 from forebay.policy import Policy
 from forebay.recording import exposition, families
@@ -21,6 +21,7 @@ Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
 
 OTHER: Final = "other"
+_PLACES: Final = tuple((lane, value) for lane in ("short", "long") for value in VALUES)
 NO_FAILURE: Final = "none"
 MAX_CHILDREN: Final = 4096
 # What an installation without keys calls its one tenant (identity.keys).
@@ -126,6 +127,7 @@ class Metrics:
         self._models: frozenset[str] = frozenset()
         self._tenants: frozenset[str] = frozenset()
         self._pools: frozenset[str] = frozenset()
+        self._rules: frozenset[str] = frozenset()
         self._known_since_s: dict[Labels, float] = {}
         self._series: dict[Labels, CallSeries] = {}
         self._tries: dict[Labels, dict[FailureKind | None, Cell]] = {}
@@ -145,6 +147,7 @@ class Metrics:
         self._models = frozenset(policy.models)
         self._tenants = frozenset(tenant.name for tenant in policy.tenants.values()) or frozenset((_KEYLESS,))
         self._pools = frozenset(policy.pools)
+        self._rules = frozenset(rule.name for rule in policy.rules)
         replicas = [(pool.name, replica.name) for pool in policy.pools.values() for replica in pool.replicas]
         self._known_since_s = {key: self._known_since_s.get(key, now_s) for key in replicas[:MAX_CHILDREN]}
         self._series = {}
@@ -253,13 +256,16 @@ class Metrics:
             ("pool", "replica", "reason"): [(*key, NO_FAILURE) for key in self._known_since_s],
             ("kind",): _JOURNAL_KINDS,
             ("state",): _JOURNAL_STATES,
+            ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
+            ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
+            ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],
         }
         return dict.fromkeys(keys[family.labels], 0.0)
 
     def _is_current(self, family: Family, labels: Labels) -> bool:
         """Say whether every name among the labels is configured, or from a closed list."""
         named = dict(zip(family.labels, labels, strict=True))
-        known = {"model": self._models, "tenant": self._tenants, "endpoint": self._endpoints}
+        known = {"model": self._models, "tenant": self._tenants, "endpoint": self._endpoints, "rule": self._rules}
         if "replica" in named:
             return (named["pool"], named["replica"]) in self._known_since_s
         if "pool" in named:

@@ -8,8 +8,10 @@ from msgspec import Struct
 
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome, Usage
+from forebay.ports import Lease
 from forebay.recording.lines import Attempt, CloseLine, OpenLine
 from forebay.recording.metrics import OTHER, CallSeries, Metrics
+from forebay.traffic import Call
 
 Counts = Iterator[tuple[tuple[str, ...], float]]
 
@@ -60,7 +62,7 @@ class _Desk(Struct, frozen=True, eq=False):
     in_flight: dict[str, "CallRecord"]
 
 
-class CallRecord(Struct, eq=False, gc=False):
+class CallRecord:
     """The facts of one call; its one owner is the pipeline.
 
     Attributes:
@@ -72,25 +74,40 @@ class CallRecord(Struct, eq=False, gc=False):
         queue_ms: until the permit was granted.
         engine_prefill_ms: as the engine reports it.
         engine_decode_ms: as the engine reports it.
+        hygiene: what was odd about the request.
+        output_flags: what the output watch saw.
+        continued: how often the answer went on from another replica.
+        lease: of the latest try; hears of the first token.
     """
 
-    desk: _Desk
-    row: CloseLine
-    series: CallSeries
-    opened_s: float
-    usage: Usage | None = None
-    input_estimate_tokens: int = 0
-    output_events: int = 0
-    queue_ms: float | None = None
-    engine_prefill_ms: float | None = None
-    engine_decode_ms: float | None = None
-    closed: bool = False
-    dispatched_s: float = _NEVER_S
-    first_token_s: float = _NEVER_S
-    prefill_s: float = 0.0
-    attempts: tuple[Attempt, ...] = ()
-    trying: bool = False
-    refusal: str = ""
+    __slots__ = (
+        "attempts", "closed", "continued", "desk", "dispatched_s", "engine_decode_ms", "engine_prefill_ms",
+        "first_token_s", "hygiene", "input_estimate_tokens", "lease", "opened_s", "output_events", "output_flags",
+        "prefill_s", "queue_ms", "refusal", "row", "series", "trying", "usage",
+    )  # fmt: skip
+
+    def __init__(self, desk: _Desk, row: CloseLine, series: CallSeries, opened_s: float) -> None:
+        self.desk = desk
+        self.row = row
+        self.series = series
+        self.opened_s = opened_s
+        self.usage: Usage | None = None
+        self.input_estimate_tokens = 0
+        self.output_events = 0
+        self.queue_ms: float | None = None
+        self.engine_prefill_ms: float | None = None
+        self.engine_decode_ms: float | None = None
+        self.hygiene: tuple[str, ...] = ()
+        self.output_flags: tuple[str, ...] = ()
+        self.continued = 0
+        self.lease: Lease | None = None
+        self.closed = False
+        self.dispatched_s = _NEVER_S
+        self.first_token_s = _NEVER_S
+        self.prefill_s = 0.0
+        self.attempts: tuple[Attempt, ...] = ()
+        self.trying = False
+        self.refusal = ""
 
     def identified(self, tenant: str, model: str, stream: bool) -> None:
         """Tell who calls what.
@@ -105,6 +122,22 @@ class CallRecord(Struct, eq=False, gc=False):
         row.model = model
         row.stream = stream
         self.series = self.desk.metrics.series(row.endpoint, model, tenant)
+
+    def understood(self, call: Call) -> None:
+        """Tell who calls what, and what the call was estimated to be."""
+        self.identified(call.tenant.name, call.model, call.stream)
+        row = self.row
+        self.input_estimate_tokens = row.input_estimate_tokens = call.prompt_tokens
+        row.output_estimate_tokens = call.output_tokens
+        row.max_tokens = call.max_tokens
+        row.request_value = call.value
+        row.retry_count = call.retries
+        row.prompt_template_id = call.template or None
+        row.rule = call.rule or None
+
+    def admitted(self, received_s: float) -> None:
+        """Tell that the call has its permit; its request was whole at `received_s` monotonic seconds."""
+        self.queue_ms = (self.desk.now_s() - received_s) * 1e3
 
     def answered_by(self, model: str) -> None:
         """Tell that another model than the one asked for answers."""
@@ -137,6 +170,8 @@ class CallRecord(Struct, eq=False, gc=False):
             self.first_token_s = now_s = self.desk.now_s()
             self.prefill_s = now_s - self.dispatched_s
             self.series.first_token.observe(now_s - self.opened_s)
+            if self.lease is not None:
+                self.lease.first_token()
 
     def degraded(self, step: str) -> None:
         """Tell that the call is served in a reduced way."""
@@ -159,6 +194,16 @@ class CallRecord(Struct, eq=False, gc=False):
             return NOTHING_USED
         return Usage(row.input_length or 0, row.output_length or 0, row.cached_tokens, row.usage_estimated)
 
+    @property
+    def model(self) -> str:
+        """The model that answered, or that was asked for."""
+        return self.row.model or ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer came to its end."""
+        return self.row.outcome in (Outcome.OK, Outcome.FALLBACK)
+
     def close(self, status: int, outcome: Outcome, error_code: str = "") -> None:
         """End the call; only the first time counts.
 
@@ -180,6 +225,9 @@ class CallRecord(Struct, eq=False, gc=False):
         row.outcome = outcome
         row.error_code = error_code or self.refusal or None
         row.attempts = self.attempts
+        row.hygiene = self.hygiene
+        row.output_flags = self.output_flags
+        row.continued = self.continued
         self._count_tokens(row, outcome)
         self._take_times(row, now_s)
         total_s = now_s - self.opened_s
@@ -190,42 +238,6 @@ class CallRecord(Struct, eq=False, gc=False):
         if outcome is _REFUSED:
             desk.metrics.refused(row.error_code or OTHER)
         desk.write(desk.encode(row))
-
-    @property
-    def hygiene(self) -> tuple[str, ...]:
-        """What was changed in the request, by rule."""
-        return self.row.hygiene
-
-    @hygiene.setter
-    def hygiene(self, rules: tuple[str, ...]) -> None:
-        self.row.hygiene = rules
-
-    @property
-    def prompt_template_id(self) -> str | None:
-        """The template's name, as the client gives it."""
-        return self.row.prompt_template_id
-
-    @prompt_template_id.setter
-    def prompt_template_id(self, name: str | None) -> None:
-        self.row.prompt_template_id = name
-
-    @property
-    def block_table_size(self) -> int | None:
-        """KV blocks of the call, as the engine reports them."""
-        return self.row.block_table_size
-
-    @block_table_size.setter
-    def block_table_size(self, blocks: int | None) -> None:
-        self.row.block_table_size = blocks
-
-    @property
-    def continued(self) -> int:
-        """How often the answer went on from another replica."""
-        return self.row.continued
-
-    @continued.setter
-    def continued(self, times: int) -> None:
-        self.row.continued = times
 
     def _write_open(self, row: CloseLine, pool: str, replica: str) -> None:
         desk = self.desk

@@ -27,6 +27,7 @@ class Sending(Struct, frozen=True):
         rewriter: turns the engine's events and bodies into the client's.
         sends_done: whether streams of this endpoint end with the `[DONE]` sentinel.
         choices: that a stream must finish before it is complete.
+        max_attempts: tries on the pool, the first included.
     """
 
     pool: str
@@ -37,6 +38,7 @@ class Sending(Struct, frozen=True):
     rewriter: Rewriter
     sends_done: bool
     choices: int = 1
+    max_attempts: int = 3
 
 
 class Times(Struct, frozen=True):

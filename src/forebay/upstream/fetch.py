@@ -1,4 +1,4 @@
-"""Small GET requests to engines: health, telemetry, probes."""
+"""Small requests to engines beside the calls: health, telemetry, probes, counts of tokens."""
 
 import asyncio
 
@@ -61,18 +61,42 @@ class Fetcher:
             OSError: no connection, a broken answer, or one larger than 8 MiB.
             TimeoutError: not complete in time.
         """
+        return await self._ask(replica, _head("GET", replica, path), b"", timeout_s)
+
+    async def post(self, replica: Replica, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """POST a JSON body to one path of an engine; return status and body of the answer.
+
+        Args:
+            replica: which engine.
+            path: below its base path, with the leading slash.
+            body: JSON text.
+            timeout_s: for connecting, sending and the whole answer.
+
+        Raises:
+            OSError: no connection, a broken answer, or one larger than 8 MiB.
+            TimeoutError: not complete in time.
+        """
+        content = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+        return await self._ask(replica, _head("POST", replica, path, content), body, timeout_s)
+
+    async def _ask(self, replica: Replica, head: bytes, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         async with asyncio.timeout(timeout_s):
             connection = await self._connections.dial(replica, timeout_s, single_use=True)
             done: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
             try:
-                connection.send(_request(replica, path), b"", _Page(done))
+                connection.send(head, body, _Page(done))
                 return await done
             finally:
                 connection.abort()
 
 
-def _request(replica: Replica, path: str) -> bytes:
-    lines = [f"GET {replica.base_path}{path} HTTP/1.1", f"Host: {replica.host}:{replica.port}", "Connection: close"]
+def _head(method: str, replica: Replica, path: str, content: tuple[str, ...] = ()) -> bytes:
+    lines = [
+        f"{method} {replica.base_path}{path} HTTP/1.1",
+        f"Host: {replica.host}:{replica.port}",
+        "Connection: close",
+        *content,
+    ]
     if replica.authorization:
         lines.append(f"Authorization: {replica.authorization}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -15,6 +15,7 @@ from forebay.ports import Record, Reply
 from forebay.traffic import Answer, Call, Header, Verdict
 from forebay.upstream.connection import Connection
 from forebay.upstream.deadlines import MESSAGES, Sending, Times, due
+from forebay.upstream.watch import Watch, flags_of_whole
 from forebay.upstream.whole import error_in_band, is_event_stream, is_json, retry_after_s, send_whole
 from forebay.wire import answers, facts, rewrite, sse
 from forebay.wire.said import EventFacts, Timings
@@ -40,7 +41,7 @@ class Relay:
     __slots__ = (
         "_blocked_since_s", "_body", "_body_bytes", "_call", "_clock", "_connection", "_done", "_express",
         "_finished_at_s", "_framer", "_headers", "_held", "_last_s", "_mode", "_record", "_reply",
-        "_sending", "_started_s", "_status", "_unfinished", "committed", "settled", "verdict",
+        "_sending", "_started_s", "_status", "_unfinished", "_watch", "committed", "settled", "verdict",
     )  # fmt: skip
 
     def __init__(self, call: Call, sending: Sending, reply: Reply, record: Record, clock: Clock) -> None:
@@ -61,6 +62,7 @@ class Relay:
         self._started_s = self._last_s = clock.now_s()
         self._finished_at_s = self._blocked_since_s = 0.0
         self._unfinished = sending.choices
+        self._watch = Watch()
         self._express = self._done = False
         self.committed = self.settled = False
 
@@ -94,6 +96,7 @@ class Relay:
             return False
         self._last_s = self._clock.now_s()
         self._record.output_events += 1
+        self._watch.token(text)
         self._reply.pass_chunk(read)
         return True
 
@@ -203,6 +206,7 @@ class Relay:
             # Written by us at the end, and only behind a finish_reason; of how many choices, the engine knows best.
             self._done = self._unfinished < self._sending.choices
             return b""
+        self._watch.event(event.data, seen)
         if not self.committed:
             if not seen.carries and len(self._held) < MAX_HELD_EVENTS:
                 self._held.append(event)
@@ -257,6 +261,8 @@ class Relay:
             return
         self._record.usage = seen.usage
         self._note_timings(seen.timings)
+        if self._call.endpoint.streams:
+            self._record.output_flags = flags_of_whole(body, self._call.endpoint.shape)
         self._record.first_token()
         self.committed = True
         send_whole(self._reply, self._status, tuple(self._headers), self._sending.rewriter.body(body, seen))
@@ -288,6 +294,8 @@ class Relay:
         self.settled = True
         self._express = False
         self._reply.listener = None
+        if self.committed and self._framer is not None:
+            self._record.output_flags = self._watch.flags(finished=outcome is Outcome.OK)
         connection, self._connection = self._connection, None
         if connection is not None:
             if self._blocked_since_s:

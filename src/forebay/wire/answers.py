@@ -5,30 +5,13 @@ from msgspec import Raw, Struct
 
 from forebay.domain import Usage
 from forebay.wire.members import DuplicateKey, InvalidJson, TooDeep, read_members
-from forebay.wire.said import ABSENT, Timings, given
+from forebay.wire.said import Timings, given
+from forebay.wire.shapes import ErrorBody, Whole
 from forebay.wire.splice import edit, with_member
-from forebay.wire.usage import TokenCounts, usage_of
+from forebay.wire.usage import usage_of
 
-
-class _Whole(Struct):
-    usage: TokenCounts | None = None
-    model: str | None = None
-    timings: Timings | None = None
-
-
-class _ErrorBody(Struct):
-    """An engine's error, nested or flat."""
-
-    error: Raw = ABSENT
-    message: Raw = ABSENT
-    detail: Raw = ABSENT
-    type: Raw = ABSENT
-    code: Raw = ABSENT
-    param: Raw = ABSENT
-
-
-_whole = msgspec.json.Decoder(_Whole).decode
-_error_body = msgspec.json.Decoder(_ErrorBody).decode
+_whole = msgspec.json.Decoder(Whole).decode
+_error_body = msgspec.json.Decoder(ErrorBody).decode
 
 
 class WholeFacts(Struct, frozen=True):

@@ -5,44 +5,18 @@ Decoding goes into structs that name only those members, so that everything else
 """
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from forebay.wire.endpoints import Shape
-from forebay.wire.said import ABSENT, EventFacts, Timings, given
+from forebay.wire.said import ABSENT, EventFacts, given
+from forebay.wire.shapes import Choice, ClosingChoice, Opening, Running
 from forebay.wire.sse import DONE, Event
 from forebay.wire.typed import read_typed
-from forebay.wire.usage import TokenCounts, usage_of
+from forebay.wire.usage import usage_of
 
-
-class _Choice(Struct):
-    finish_reason: str | None = None
-    delta: dict[str, Raw] | None = None
-    text: str | None = None
-
-
-class _ClosingChoice(Struct, gc=False):
-    finish_reason: str | None = None
-
-
-class _Opening(Struct):
-    choices: tuple[_Choice, ...] | None = None
-    usage: TokenCounts | None = None
-    error: Raw = ABSENT
-    model: str | None = None
-    timings: Timings | None = None
-
-
-class _Running(Struct, gc=False):
-    choices: tuple[_ClosingChoice, ...] | None = None
-    usage: TokenCounts | None = None
-    error: Raw = ABSENT
-    model: str | None = None
-    timings: Timings | None = None
-
-
-_opening = msgspec.json.Decoder(_Opening).decode
-_running = msgspec.json.Decoder(_Running).decode
-_choices = msgspec.json.Decoder(tuple[_ClosingChoice, ...]).decode
+_opening = msgspec.json.Decoder(Opening).decode
+_running = msgspec.json.Decoder(Running).decode
+_choices = msgspec.json.Decoder(tuple[ClosingChoice, ...]).decode
 _any_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _EMPTY_VALUES = (b'""', b"null", b"[]")
@@ -91,7 +65,7 @@ def is_plain_token(text: bytes, model: str) -> bool:
     )
 
 
-def _count_finished(choices: tuple[_ClosingChoice | _Choice, ...]) -> int:
+def _count_finished(choices: tuple[ClosingChoice | Choice, ...]) -> int:
     return sum(bool(choice.finish_reason) for choice in choices)
 
 
@@ -130,7 +104,7 @@ def _delta_carries(delta: dict[str, Raw] | None) -> bool:
     return any(key != "role" and bytes(value) not in _EMPTY_VALUES for key, value in delta.items())
 
 
-def _add_rare(facts: EventFacts, event: Event, seen: _Opening | _Running) -> None:
+def _add_rare(facts: EventFacts, event: Event, seen: Opening | Running) -> None:
     error = given(seen.error)
     if error:
         facts.error = error

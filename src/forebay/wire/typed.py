@@ -4,8 +4,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.wire.said import ABSENT, EventFacts, given
+from forebay.wire.shapes import TokenCounts
 from forebay.wire.sse import Event
-from forebay.wire.usage import TokenCounts, usage_of
+from forebay.wire.usage import usage_of
 
 
 class _Delta(Struct):

@@ -1,29 +1,8 @@
 """Token counts as engines state them: OpenAI's, Anthropic's, and llama.cpp's timings."""
 
-from msgspec import Struct
-
 from forebay.domain import Usage
 from forebay.wire.said import Timings
-
-
-class CachedTokens(Struct):
-    """The part of a prompt that needed no work."""
-
-    cached_tokens: int | None = None
-
-
-class TokenCounts(Struct):
-    """The union of the usage objects of the OpenAI and Anthropic APIs."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: CachedTokens | None = None
-    input_tokens_details: CachedTokens | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+from forebay.wire.shapes import TokenCounts
 
 
 def usage_of(counts: TokenCounts | None, timings: Timings | None = None) -> Usage | None:

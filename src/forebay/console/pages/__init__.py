@@ -95,15 +95,17 @@ def _body_schema(operation: dict[str, Any], document: dict[str, Any]) -> dict[st
 
 
 def _row(name: str, place: str, required: bool, schema: dict[str, Any]) -> str:
+    schema = {**next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), {}), **schema}
     bounds = {"const": "=", "minimum": "≥", "maximum": "≤", "minLength": "length ≥", "maxLength": "length ≤"}
     limits = [f"{sign} {_plain(schema[key])}" for key, sign in bounds.items() if key in schema]
-    kind = " ".join([schema.get("type", ""), *limits])
+    kind = " ".join([" or ".join(schema.get("enum", ())) or schema.get("type", ""), *limits])
     cells = (name, place, "yes" if required else "no", kind, schema.get("description", ""))
     return f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
 
 
 def _plain(bound: object) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+    """Show a bound as it was declared: FastAPI makes floats of whole numbers."""
+    return str(int(bound)) if isinstance(bound, float) and bound.is_integer() else str(bound)
 
 
 def _curl(path: str, method: str, *, secured: bool, body: dict[str, Any], host: str) -> str:

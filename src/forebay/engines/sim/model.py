@@ -6,11 +6,15 @@ computed; when none is left, the sequence that came last (or, by priority, matte
 blocks, waits, and computes prompt and output anew. The caller owns time: it waits `duration_s` and then
 acts on the iteration.
 
+Most iterations are like the one before: the same sequences decode, and the same prompt fills the rest of
+the chunk. `stretch` says how many such iterations come next, and `jump` runs them at once, to the same state
+that as many steps would reach.
+
 Source: the scheduling order of vLLM's V1 engine (v1/core/sched/scheduler.py, 0.32); the cost of an
 iteration is linear in prompt tokens and decoding sequences.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 from msgspec import Struct
 
@@ -68,6 +72,25 @@ class Iteration(Struct, frozen=True):
     decode_seqs: int = 0
 
 
+class Stretch(Struct, frozen=True):
+    """Iterations to come that are all alike: nobody starts, finishes, is preempted or makes its first token.
+
+    Attributes:
+        iterations: how many; 0 when the next one is none of them.
+        duration_s: how long each takes.
+        prefill_tokens: prompt tokens that each computes.
+        decode_seqs: sequences that each makes one token of.
+    """
+
+    iterations: int
+    duration_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_seqs: int = 0
+
+
+_NO_STRETCH = Stretch(0)
+
+
 class _Run:
     """A sequence inside the engine: while it has a slot, `computed` tokens of it are in KV."""
 
@@ -92,7 +115,7 @@ def _rank(run: _Run) -> tuple[int, int]:
 
 
 class EngineModel:
-    """The state of one engine; `submit`, `abort` and `step` are all that changes it.
+    """The state of one engine; `submit`, `abort`, `step` and `jump` are all that changes it.
 
     The queue is bounded by `max_num_queued_reqs`; with 0 the caller bounds it.
     """
@@ -166,8 +189,7 @@ class EngineModel:
         self._budget = self._spec.chunk_tokens
         self._scheduled = {}
         self._preempted = []
-        decodes = [run for run in self._running if run.generated and run.missing == 1]
-        prefills = [run for run in self._running if not run.generated or run.missing > 1]
+        decodes, prefills = self._halves()
         for run in decodes:
             self._schedule(run)
         for run in prefills:
@@ -175,6 +197,68 @@ class EngineModel:
         # A sequence let in now would take the very blocks that were just won back.
         started = () if self._preempted else self._let_in()
         return self._compute(started)
+
+    def stretch(self) -> Stretch:
+        """Return the like iterations to come, without running them."""
+        decodes, prefills = self._halves()
+        budget = self._spec.chunk_tokens - len(decodes)
+        # The first prompt takes all that is left of the chunk, so that those behind it stand still.
+        first = prefills[0] if prefills and budget else None
+        if first is None and (not decodes or (budget and self._can_let_in(budget))):
+            return _NO_STRETCH
+        limit = (first.missing - 1) // budget if first is not None else self._spec.max_model_len
+        for run in decodes:
+            limit = min(limit, run.seq.max_tokens - run.generated - 1)
+        limit = self._that_fit(limit, decodes, first, budget)
+        if limit <= 0:
+            return _NO_STRETCH
+        prefill_tokens = budget if first is not None else 0
+        return Stretch(limit, self._duration_s(prefill_tokens, len(decodes)), prefill_tokens, len(decodes))
+
+    def jump(self, iterations: int) -> None:
+        """Run iterations of the stretch to come, all at once.
+
+        Args:
+            iterations: at most `stretch().iterations`; the caller has asked for it since the last change.
+        """
+        decodes, prefills = self._halves()
+        budget = self._spec.chunk_tokens - len(decodes)
+        for run in decodes:
+            run.generated += iterations
+            self._grow(run, iterations)
+        if prefills and budget:
+            self._grow(prefills[0], iterations * budget)
+
+    def _halves(self) -> tuple[list[_Run], list[_Run]]:
+        """Return the running sequences that generate, and those whose prompts are in work."""
+        decodes, prefills = [], []
+        for run in self._running:
+            if run.generated and run.seq.prompt_tokens + run.generated - run.computed == 1:
+                decodes.append(run)
+            else:
+                prefills.append(run)
+        return decodes, prefills
+
+    def _grow(self, run: _Run, tokens: int) -> None:
+        """Compute tokens of a sequence in blocks that are known to be free."""
+        run.computed += tokens
+        need = -(-run.computed // self._block) - run.blocks
+        if need > 0:
+            self._free -= need
+            run.blocks += need
+
+    def _that_fit(self, limit: int, decodes: list[_Run], first: _Run | None, budget: int) -> int:
+        """Return for how many iterations, at most `limit`, the free KV blocks are enough."""
+
+        def need(iterations: int) -> int:
+            blocks = sum(max(0, -(-(run.computed + iterations) // self._block) - run.blocks) for run in decodes)
+            if first is not None:
+                blocks += max(0, -(-(first.computed + iterations * budget) // self._block) - first.blocks)
+            return blocks
+
+        if limit <= 0 or need(limit) <= self._free:
+            return limit
+        return bisect_right(range(1, limit + 1), self._free, key=need)
 
     def _schedule(self, run: _Run) -> None:
         """Give a running sequence its share of the chunk, unless it lost its slot or nothing is left."""
@@ -212,19 +296,28 @@ class EngineModel:
     def _let_in(self) -> tuple[int, ...]:
         """Start waiting sequences, in order, while there are a slot, a part of the chunk and room for the whole."""
         started = []
-        while self._waiting and self._budget and len(self._running) < self._spec.max_num_seqs:
-            run = self._waiting[0]
-            whole = run.seq.prompt_tokens + run.generated
-            uncached = whole - run.seq.cached_prefix_tokens
-            if -(-whole // self._block) > self._free or (uncached > self._budget and not self._spec.chunked_prefill):
-                break
-            del self._waiting[0]
+        while self._budget and self._can_let_in(self._budget):
+            run = self._waiting.pop(0)
             run.has_slot = True
             run.computed = run.seq.cached_prefix_tokens
             self._running.append(run)
             self._schedule(run)
             started.append(run.seq.seq_id)
         return tuple(started)
+
+    def _can_let_in(self, budget: int) -> bool:
+        """Say whether the head of the queue can start with so much left of the chunk."""
+        if not self._waiting or len(self._running) >= self._spec.max_num_seqs:
+            return False
+        run = self._waiting[0]
+        whole = run.seq.prompt_tokens + run.generated
+        if -(-whole // self._block) > self._free:
+            return False
+        return self._spec.chunked_prefill or whole - run.seq.cached_prefix_tokens <= budget
+
+    def _duration_s(self, prefill_tokens: int, decode_seqs: int) -> float:
+        cost_ms = prefill_tokens * self._spec.prefill_ms + decode_seqs * self._spec.ms_per_decode_seq
+        return (self._spec.iteration_base_ms + cost_ms) / 1000
 
     def _compute(self, started: tuple[int, ...]) -> Iteration:
         emitted, finished = [], []
@@ -242,9 +335,8 @@ class EngineModel:
                     finished.append(run.seq.seq_id)
                     self._leave(run)
                     del self._runs[run.seq.seq_id]
-        cost_ms = prefill_tokens * self._spec.prefill_ms + decode_seqs * self._spec.ms_per_decode_seq
         return Iteration(
-            duration_s=(self._spec.iteration_base_ms + cost_ms) / 1000 if self._scheduled else 0.0,
+            duration_s=self._duration_s(prefill_tokens, decode_seqs) if self._scheduled else 0.0,
             emitted=tuple(emitted),
             finished=tuple(finished),
             started=started,

@@ -1,0 +1,201 @@
+"""Keeps what tenants have spent in a month over restarts: a snapshot each minute, and the journal's lines since.
+
+The data plane answers before anything has been read: what an earlier process has spent is added once it is
+known, and until then no snapshot replaces the one of before. The disk is touched only in threads that die
+with the process, so one that hangs holds up neither a call nor the end.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from forebay.admission.quota import Quota
+from forebay.admission.spending import Seed, Seeder, pack, unpack
+from forebay.clock import Clock
+from forebay.policy import Price
+from forebay.recording.lines import CloseLine
+from forebay.recording.reading import Reader
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 60.0
+# A write that takes longer is shown as a failure: the disk hangs.
+STUCK_S = 1.0
+# 65,536 tenants with names of 256 bytes take half of it.
+MAX_BYTES = 33_554_432
+# The thread that reads the journal leaves the interpreter to the loop after so many lines, some 0.5 ms of work.
+_LINES_AT_ONCE = 64
+_PAUSE_S = 0.0005
+
+_Made = TypeVar("_Made")
+
+
+class MonthLedger:
+    """Reads at the start what has been spent in this month, and writes it down from then on.
+
+    Args:
+        quota: of the data plane.
+        clock: monotonic and wall time.
+        data_dir: the journal is in `journal`; the snapshot is kept as `run/month.json`.
+        loop: the data plane's, which alone touches the quota.
+
+    Attributes:
+        state: `starting` until what was spent has been read, then `ok` or `failing: reason`.
+        left_out: calls that were not added because their tenants are too many.
+    """
+
+    def __init__(self, quota: Quota, clock: Clock, data_dir: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self._quota = quota
+        self._clock = clock
+        self._journal = data_dir / "journal"
+        self._path = data_dir / "run" / "month.json"
+        self._loop = loop
+        self._writing: asyncio.Future[str | None] | None = None
+        self.state = "starting"
+        self.left_out = 0
+
+    async def start(self, run_id: str, prices: Mapping[str, Price]) -> None:
+        """Add what earlier processes have spent in this month; for a task of its own, because it takes a while.
+
+        Args:
+            run_id: what this process's call ids begin with; its calls are counted already.
+            prices: by model; a model without one costs nothing.
+        """
+        wall_s = self._clock.wall_s()
+        seeder = await self._in_thread(lambda: self._read(f"{run_id}-", prices, wall_s))
+        if seeder is None:
+            self._note("the journal could not be read")
+            return
+        self.left_out = seeder.left_out
+        self._quota.restore(seeder.seed())
+        self.state = "ok"
+
+    async def run(self) -> None:
+        """Write a snapshot every minute until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.save()
+
+    async def stop(self) -> None:
+        """Write the last snapshot, for at most two seconds; after the last call has been settled."""
+        await self.save()
+
+    async def save(self) -> None:
+        """Write a snapshot, and say in `state` what became of it; nothing before what was spent has been read."""
+        if self._writing is not None and not await self._ended(self._writing):
+            return
+        seed = self._quota.snapshot(self._clock.now_s(), self._clock.wall_s())
+        if seed is not None:
+            self._writing = self._in_thread(lambda: _write(self._path, seed))
+            await self._ended(self._writing)
+
+    async def _ended(self, writing: "asyncio.Future[str | None]") -> bool:
+        """Wait a second for a write and note how it ended; False when it goes on."""
+        # Not awaited itself: a cancelled wait must not forget that the thread is still at the file.
+        await asyncio.wait((writing,), timeout=STUCK_S)
+        if not writing.done():
+            self._note("the disk does not answer")
+            return False
+        failure = writing.result()
+        self._note("the writing thread has failed" if failure is None else failure)
+        return True
+
+    def _note(self, failure: str) -> None:
+        """Show a failure, empty for none; a change is logged."""
+        state = f"failing: {failure}" if failure else "ok"
+        if state == self.state:
+            return
+        if failure:
+            log.error("what tenants have spent cannot be kept in %s: %s", self._path, failure)
+        elif self.state != "starting":
+            log.info("what tenants have spent is kept again in %s", self._path)
+        self.state = state
+
+    def _read(self, own: str, prices: Mapping[str, Price], wall_s: float) -> Seeder:
+        """Add up what was spent; in a thread. What cannot be read is left out."""
+        seeder = Seeder(wall_s, prices, _snapshot(self._path))
+        reader = Reader(self._journal)
+        try:
+            for number, line in enumerate(reader.closes(seeder.since_s)):
+                if not number % _LINES_AT_ONCE:
+                    time.sleep(_PAUSE_S)
+                _add(seeder, line, own)
+        except OSError as error:
+            log.error("the journal could not be read to its end, so less counts as spent than was: %s", _reason(error))
+        if seeder.left_out:
+            log.error("calls left out of what was spent, because their tenants are too many: %d", seeder.left_out)
+        return seeder
+
+    def _in_thread(self, work: Callable[[], _Made]) -> "asyncio.Future[_Made | None]":
+        """Run work in a thread of its own that nobody waits for at the end; None when it raised."""
+        done: asyncio.Future[_Made | None] = self._loop.create_future()
+
+        def deliver(made: _Made | None) -> None:
+            if not done.done():
+                done.set_result(made)
+
+        def run() -> None:
+            made: _Made | None = None
+            try:
+                made = work()
+            finally:
+                with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
+                    self._loop.call_soon_threadsafe(deliver, made)
+
+        threading.Thread(target=run, name="ledger", daemon=True).start()
+        return done
+
+
+def _add(seeder: Seeder, line: CloseLine, own: str) -> None:
+    """Add a call if it counts: what an engine worked on, within the month, of an earlier process."""
+    if line.total_tokens is None or line.tenant is None:
+        return
+    if seeder.covers(line.ts) and not line.call_id.startswith(own):
+        seeder.add(line.tenant, line.model or "", line.input_length or 0, line.cached_tokens, line.output_length or 0)
+
+
+def _snapshot(path: Path) -> Seed | None:
+    """Read the snapshot of an earlier process; None without a good one."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"is larger than {MAX_BYTES} bytes")
+        return unpack(data)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = _reason(error)
+    except ValueError as fault:
+        reason = str(fault)
+    log.warning("%s is ignored, what was spent is added up from the journal: %s", path, reason)
+    return None
+
+
+def _write(path: Path, seed: Seed) -> str:
+    """Replace the snapshot: a reader sees the old one or the new one; return what went wrong, empty for nothing."""
+    draft = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One name for all drafts, so that killed processes leave one at most; for this user alone: it names tenants.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pack(seed))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        return _reason(error)
+    return ""
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else type(error).__name__

@@ -1,0 +1,246 @@
+"""One replica: its load, its speed, its health, and whether it may take one more call."""
+
+import logging
+from collections.abc import Callable
+
+from forebay.domain import FailureKind, Replica
+from forebay.policy import Pool
+from forebay.routing.breaker import Breaker
+from forebay.routing.capacity import Depth, Speed
+from forebay.routing.prefixes import Prefixes
+from forebay.traffic import Call
+
+log = logging.getLogger(__name__)
+
+# An answer that is not streamed shows no first token; with no speed known its prompt counts as computed after this.
+_UNSEEN_PREFILL_S = 5.0
+
+
+class ReplicaState:
+    """What is known of one replica; survives reloads as long as the replica is configured.
+
+    Attributes:
+        in_flight: tries that run on it.
+        in_flight_tokens: their estimated prompt and output tokens: what they hold of its KV room.
+        unprefilled_tokens: uncached prompt tokens sent whose first token has not come.
+        long_prefills: long prompts among them.
+        long_in_flight: calls with a long prompt that run on it.
+        up: what the last health poll said; None before the first. A doubt, never a reason to stop dispatch.
+        loading: the engine says that its model is not loaded yet.
+        slowness: how many times slower than the fastest of its pool, 1 while unknown.
+        reserved: it takes no long prompts for now.
+        slots: calls that the engine runs at once, as its telemetry said last; None when it has no such number.
+        kv_tokens: KV room, likewise.
+        telemetry: the engine's own account of its load.
+        polled_at_s: monotonic seconds of the last telemetry; None without one.
+        occupied_s: running mean of how long a call stays.
+        now_s: the clock.
+        on_room: called when it may take more than before.
+    """
+
+    __slots__ = (
+        "breaker", "depth", "drained", "in_flight", "in_flight_tokens", "kv_tokens", "loading", "long_in_flight",
+        "long_prefills", "now_s", "occupied_s", "on_room", "polled_at_s", "pool", "prefixes", "progress_s", "replica",
+        "reserved", "slots", "slowness", "speed", "telemetry", "turn", "unprefilled_tokens", "unseen", "up",
+    )  # fmt: skip
+
+    def __init__(
+        self, replica: Replica, pool: Pool, now_s: Callable[[], float], on_room: Callable[["ReplicaState"], None]
+    ) -> None:
+        self.now_s = now_s
+        self.on_room = on_room
+        self.replica = replica
+        self.pool = pool
+        self.breaker = Breaker(pool.breaker)
+        self.speed = Speed(pool.capacity)
+        self.depth = Depth()
+        self.prefixes = Prefixes()
+        self.drained = False
+        self.in_flight = 0
+        self.in_flight_tokens = 0
+        self.unprefilled_tokens = 0
+        self.long_prefills = 0
+        self.long_in_flight = 0
+        self.up: bool | None = None
+        self.loading = False
+        self.reserved = False
+        self.slowness = 1.0
+        self.slots: int | None = pool.capacity.streams
+        self.kv_tokens: int | None = pool.capacity.kv_tokens
+        self.telemetry: object | None = None
+        self.polled_at_s: float | None = None
+        self.occupied_s = 0.0
+        # Since when the engine has worked on the prompts that are under way.
+        self.progress_s = 0.0
+        # Calls whose first token nobody will see, because their answer comes as a whole.
+        self.unseen: dict[Lease, None] = {}
+        self.turn = 0
+
+    def noted(self, slots: float | None, kv_tokens: float | None) -> None:
+        """Take what the engine's telemetry says of its room; what is declared goes before, and absent is never zero."""
+        declared = self.pool.capacity
+        if declared.streams is None and slots:
+            self.slots = int(slots)
+        if declared.kv_tokens is None and kv_tokens:
+            self.kv_tokens = int(kv_tokens)
+
+    def usable(self, now_s: float) -> bool:
+        """Say whether it gets calls at all now."""
+        return not self.drained and self.breaker.allows(now_s)
+
+    def may_take(self, now_s: float) -> bool:
+        """Say whether it may get one more call as far as health and the configured limit go."""
+        limit = self.pool.max_in_flight
+        return not self.drained and (limit is None or self.in_flight < limit) and self.breaker.allows(now_s)
+
+    def has_room(self, tokens: int, uncached_tokens: int, long: bool, now_s: float) -> bool:
+        """Say whether it can start one more call now, so that the call need not wait here (A4).
+
+        Args:
+            tokens: prompt and output tokens of the call.
+            uncached_tokens: of its prompt.
+            long: it takes the long lane.
+            now_s: monotonic seconds.
+        """
+        if not self.in_flight:
+            return not (long and self.reserved)
+        slots, kv_tokens = self.slots, self.kv_tokens
+        if slots is not None and self.in_flight >= slots:
+            return False
+        if kv_tokens is not None and self.in_flight_tokens + tokens > kv_tokens:
+            return False
+        if long and not self._takes_long():
+            return False
+        if not self.unprefilled_tokens or self.speed.tokens_per_s <= 0.0:
+            return True
+        return self.backlog_tokens(now_s) + uncached_tokens <= self.depth.tokens(self.speed)
+
+    def _takes_long(self) -> bool:
+        """Say whether one more long prompt may come: one at a time is computed, and short ones keep a slot (T76)."""
+        if self.reserved or self.long_prefills > 0:
+            return False
+        slots = self.limit()
+        return slots is None or self.long_in_flight < max(1, slots - 1)
+
+    def backlog_tokens(self, now_s: float) -> float:
+        """Return the prompt tokens still to be computed, with the progress since the last first token taken off."""
+        waiting = self.unprefilled_tokens
+        if waiting <= 0:
+            return 0.0
+        done = self.speed.tokens_per_s * (now_s - self.progress_s)
+        return max(0.1 * waiting, waiting - done)
+
+    def limit(self) -> int | None:
+        """Return how many calls it runs at once; None when nothing says so."""
+        limits = [limit for limit in (self.pool.max_in_flight, self.slots) if limit is not None]
+        return min(limits) if limits else None
+
+    def has_slot(self) -> bool:
+        """Say whether its number of calls leaves room for one more."""
+        limit = self.limit()
+        return limit is None or self.in_flight < limit
+
+    def __repr__(self) -> str:
+        """Show what the choice depends on."""
+        return f"{self.replica.name} in_flight={self.in_flight} tokens={self.in_flight_tokens} {self.breaker!r}"
+
+
+class Lease:
+    """A try's place on a replica: counts as its load until it is reported on, once.
+
+    Attributes:
+        state: of the replica.
+    """
+
+    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_started_s", "_streams", "_tokens",
+                 "_uncached", "state")  # fmt: skip
+
+    def __init__(self, state: ReplicaState, call: Call, foreseen_tokens: int, long: bool, now_s: float) -> None:
+        self.state = state
+        self._foreseen = foreseen_tokens
+        self._tokens = call.prompt_tokens + call.output_tokens
+        self._uncached = uncached = max(1, call.prompt_tokens - foreseen_tokens)
+        self._long = long
+        self._streams = call.stream
+        self._started_s = now_s
+        self._held = self._prefilling = True
+        if not state.unprefilled_tokens:
+            state.progress_s = now_s
+        self._ahead_tokens = state.backlog_tokens(now_s)
+        state.in_flight += 1
+        state.in_flight_tokens += self._tokens
+        state.unprefilled_tokens += uncached
+        state.long_prefills += long
+        state.long_in_flight += long
+        state.depth.dispatched()
+        if not self._streams:
+            state.unseen[self] = None
+
+    @property
+    def replica(self) -> Replica:
+        """Which one."""
+        return self.state.replica
+
+    def first_token(self) -> None:
+        """Tell that a stream's first token came: the time it took teaches the replica's speed."""
+        if self._prefilling:
+            state = self.state
+            now_s = state.now_s()
+            self.prefilled()
+            state.progress_s = now_s
+            state.speed.observe(self._ahead_tokens + self._uncached, now_s - self._started_s)
+            state.on_room(state)
+
+    def prefilled(self) -> None:
+        """Count the prompt as computed."""
+        self._prefilling = False
+        self.state.unprefilled_tokens -= self._uncached
+        self.state.long_prefills -= self._long
+
+    def overdue(self, now_s: float) -> bool:
+        """Say whether the prompt of an answer that is not streamed should be computed by now, and is not counted so."""
+        if not self._prefilling:
+            return False
+        speed = self.state.speed
+        foreseen_s = speed.predict_s(self._ahead_tokens + self._uncached) if speed.known else _UNSEEN_PREFILL_S
+        return now_s - self._started_s > foreseen_s
+
+    def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
+        """Tell how the try ended: its load is taken off, and the breaker learns; a second time changes nothing.
+
+        Args:
+            failure: the engine's fault, or None.
+            answered: the engine answered as it should; False with no failure means that nobody waited any more.
+            cached_tokens: of the prompt, as the engine counted them.
+        """
+        if not self._held:
+            return
+        state = self.state
+        now_s = state.now_s()
+        self._leave(now_s)
+        breaker = state.breaker
+        before = breaker.state
+        if failure is not None:
+            breaker.failed(failure, now_s)
+        elif answered:
+            breaker.succeeded(now_s)
+            if self._foreseen and cached_tokens is not None:
+                state.prefixes.learn(self._foreseen, cached_tokens)
+        else:
+            breaker.cancelled()
+        if breaker.state != before:
+            log.warning("replica %s: breaker %s, %s", state.replica.name, breaker.state, breaker.reason or "well")
+        state.on_room(state)
+
+    def _leave(self, now_s: float) -> None:
+        self._held = False
+        if self._prefilling:
+            self.prefilled()
+        state = self.state
+        state.in_flight -= 1
+        state.in_flight_tokens -= self._tokens
+        state.long_in_flight -= self._long
+        taken_s = now_s - self._started_s
+        state.occupied_s += (taken_s - state.occupied_s) * (0.1 if state.occupied_s else 1.0)
+        if not self._streams:
+            del state.unseen[self]

@@ -1,0 +1,251 @@
+"""What a month holds goes on over the ends of processes, however they end."""
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lives import Life, kept_in
+
+from forebay import ledger as ledger_module
+from forebay.clock import ManualClock
+from forebay.recording.lines import OpenLine
+
+LATE_S = datetime(2027, 1, 31, 23, 59, tzinfo=UTC).timestamp()
+
+
+def test_a_stop_and_a_start_keep_the_month(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock(5.0)
+        first = Life(tmp_path, clock)
+        assert first.ledger.state == "starting"
+        await first.start()
+        assert (first.ledger.state, first.spent()) == ("ok", (0, 0.0))
+        first.call(prompt=1000, output=500, cached=800)
+        first.call("b")
+        clock.advance(1.0)
+        await first.ledger.stop()
+        # The journal has been swept: the snapshot alone has to do.
+        for path in (tmp_path / "journal").iterdir():
+            path.unlink()
+        clock.advance(3600.0)
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert [second.spent(name) for name in "ab"] == [first.spent(name) for name in "ab"]
+        assert second.spent() == (1500, 0.0038)
+
+    asyncio.run(main())
+
+
+def test_a_kill_costs_nothing_that_is_in_the_journal(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        await first.start()
+        first.call(prompt=100)
+        clock.advance(1.0)
+        await first.ledger.save()
+        clock.advance(59.0)
+        first.call(prompt=40, cached=30)
+        first.write("a", 7, None)
+        first.append(msgspec.json.encode(OpenLine(1.0, "aa-9", "r", "a", "m", "chat", True, "p", "h", 7, None, "x")))
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert second.spent() == first.spent()
+        # And again, before any snapshot of the second.
+        second.call(prompt=3)
+        third = Life(tmp_path, clock, "cc")
+        await third.start()
+        assert third.spent() == second.spent()
+
+    asyncio.run(main())
+
+
+def test_without_a_snapshot_the_journal_tells_the_month(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        first.call()
+        first.write(None, 5, 5)
+        first.call("b", 1, 1)
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert [second.spent(name) for name in "ab"] == [first.spent(name) for name in "ab"]
+
+    asyncio.run(main())
+
+
+def test_calls_that_end_before_all_is_read_count_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        first.call()
+        second = Life(tmp_path, clock, "bb")
+        second.call(prompt=70)
+        await second.ledger.save()
+        assert not kept_in(tmp_path).exists(), "it would be less than the truth"
+        assert second.ledger.state == "starting"
+        starting = asyncio.ensure_future(second.start())
+        await asyncio.sleep(0)
+        second.call(prompt=200)
+        await starting
+        await second.start()
+        assert second.spent()[0] == 15 + 75 + 205
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff", b"[]", b'[24324,{"a":[-1,0]},0]', b"x" * 101], ids=lambda data: repr(data[:9])
+)
+def test_a_damaged_snapshot_is_ignored(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_BYTES", 100)
+
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        await first.start()
+        first.call()
+        kept_in(tmp_path).parent.mkdir()
+        kept_in(tmp_path).write_bytes(data)
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert (second.spent(), second.ledger.state) == (first.spent(), "ok")
+        assert [r.levelname for r in caplog.records] == ["WARNING"]
+        assert "month.json is ignored" in caplog.text
+        await second.ledger.save()
+        assert kept_in(tmp_path).read_bytes() != data
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_that_cannot_be_read_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        kept_in(tmp_path).mkdir(parents=True)
+        life = Life(tmp_path, ManualClock())
+        await life.start()
+        assert life.ledger.state == "ok"
+        assert "Is a directory" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_journal_that_cannot_be_read_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        await first.start()
+        first.call()
+        clock.advance(1.0)
+        await first.ledger.stop()
+        (tmp_path / "journal" / "20270116-000000-x.jsonl").mkdir()
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert second.spent() == first.spent()
+        assert "less counts as spent than was: Is a directory" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_month_that_ends_while_all_is_down_is_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock(0.0, LATE_S)
+        first = Life(tmp_path, clock)
+        await first.start()
+        first.call(prompt=500)
+        await first.ledger.stop()
+        clock.advance(30.0)
+        first.call(prompt=40)
+        clock.advance(60.0)
+        # A call of the dying process that ended in the new month.
+        first.write("a", 3, 4)
+        # And one whose clock is a month ahead.
+        Life(tmp_path, ManualClock(0.0, LATE_S + 32 * 86_400.0), "zz").write("a", 90, 90)
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert second.spent()[0] == 7
+
+    asyncio.run(main())
+
+
+def test_a_month_that_ends_while_it_is_read_stays_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock(0.0, LATE_S)
+        Life(tmp_path, clock).call(prompt=500)
+        second = Life(tmp_path, clock, "bb")
+        starting = asyncio.ensure_future(second.start())
+        await asyncio.sleep(0)
+        clock.advance(61.0)
+        second.call(prompt=1, output=1)
+        await starting
+        assert second.spent()[0] == 2
+
+    asyncio.run(main())
+
+
+def test_too_many_tenants_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeder = ledger_module.Seeder
+    monkeypatch.setattr(ledger_module, "Seeder", lambda *terms: seeder(*terms, most_tenants=1))
+
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        for tenant in "abb":
+            first.call(tenant)
+        second = Life(tmp_path, clock, "bb")
+        await second.start()
+        assert (second.ledger.left_out, second.spent()[0], second.spent("b")[0]) == (2, 15, 0)
+
+    asyncio.run(main())
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("call"), st.sampled_from("ab"), st.integers(0, 500), st.integers(0, 500)),
+        st.just("snapshot"),
+        st.just("stop"),
+        st.just("kill"),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_however_often_it_ends_the_month_is_the_sum_of_its_calls(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+
+    async def main() -> None:
+        clock = ManualClock()
+        life = Life(folder, clock, "0")
+        await life.start()
+        expected = {"a": 0, "b": 0}
+        for number, step in enumerate(steps, 1):
+            clock.advance(1.0)
+            if isinstance(step, tuple):
+                life.call(step[1], step[2], step[3])
+                expected[step[1]] += step[2] + step[3]
+            elif step == "snapshot":
+                await life.ledger.save()
+            else:
+                await ended(life, step)
+                life = Life(folder, clock, str(number))
+                await life.start()
+            assert {name: life.spent(name)[0] for name in "ab"} == expected
+
+    asyncio.run(main())
+
+
+def ended(life: Life, how: str) -> Coroutine[Any, Any, None]:
+    return life.ledger.stop() if how == "stop" else asyncio.sleep(0)
