@@ -5,6 +5,10 @@
 #   make test-installed   run those that start Forebay against the installed, compiled build
 #   make check    lint, format, types
 #   make bench    measure the data plane against nginx (docs/benchmarks.md), under 6 minutes
+#   make bench-collapse   short against long prompts on real llama.cpp, direct against through, about 35 minutes
+#   make bench-fairness   limits, and one tenant that floods, about 25 minutes
+#   make bench-classes    how often `high` meets its target at full load, about 15 minutes
+#   make bench-deaths     engines that die in the middle of answers
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
 #   make clean    remove .venv, caches and build output
@@ -25,7 +29,7 @@ LOCKED := install --no-deps --require-hashes
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-installed check bench docs lock clean
+.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths docs lock clean
 
 demo: $(VENV)/.demo
 	exec $(BIN)/forebay serve $(ARGS)
@@ -44,6 +48,12 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-collapse bench-classes bench-deaths: $(VENV)/.demo
+	$(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
+
+bench-fairness: $(VENV)/.demo $(VENV)/.dev
+	$(BIN)/python -m bench.fairness $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m pytest $(wildcard tests/docs) tests/test_repository.py tests/test_architecture.py $(ARGS)

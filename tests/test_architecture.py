@@ -37,37 +37,38 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "wire": frozenset({"domain", "errors"}),
     "traffic": frozenset({"domain", "wire"}),
     "ports": GROUND - {"ports"},
-    "processes": GROUND,
-    "edge": GROUND,
-    "identity": GROUND,
-    "admission": GROUND,
-    "routing": GROUND,
-    "recording": GROUND,
-    "engines": GROUND,
-    "config": GROUND,
+    **dict.fromkeys(("edge", "identity", "admission", "routing", "recording", "engines", "config"), GROUND),
+    **dict.fromkeys(("processes", "release", "cost", "degrade"), GROUND),
     "upstream": GROUND | {"engines.contract"},
-    **dict.fromkeys(("cost", "degrade"), GROUND),
     # The planner runs the real queue and choice on a virtual clock, against the model of the simulated engine.
     "plan": GROUND | {"admission", "routing", "engines.sim"},
     "release": GROUND,
     "console": GROUND | {"config"},
-    "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch"},
+    "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "degrading"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
-    "dispatch": GROUND | {"edge", "routing", "upstream", "engines.registry"},
-    "polling": GROUND | {"routing", "engines.contract", "engines.registry"},
+    "continuing": GROUND | {"routing", "upstream"},
+    # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
+    "actions": GROUND | {"routing"},
+    "timing": GROUND | {"routing", "upstream"},
+    "degrading": GROUND | {"actions", "degrade", "routing", "recording", "timing", "upstream", "engines.registry"},
+    "lessons": GROUND | {"degrading", "timing", "upstream"},
+    "dispatch": GROUND | {"continuing", "edge", "lessons", "routing", "upstream", "engines.registry"},
+    "polling": GROUND | {"routing", "engines"},
     "following": GROUND | {"config", "recording"},
-    "gauges": GROUND | {"admission", "routing", "upstream", "recording", "understanding"},
+    "gauges": GROUND | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     "ledger": GROUND | {"admission", "recording"},
-    "status": GROUND | {"admission", "routing", "recording", "understanding"},
+    "status": GROUND
+    | {"admission", "routing", "recording", "upstream", "understanding"}
+    | {"actions", "continuing", "lessons"},
     "startup": GROUND | {"config", "engines", "upstream"},
     "app": GROUND
     | PATH_ROOMS
-    | {"pipeline", "understanding", "dispatch", "counting", "ledger", "polling", "following", "gauges", "status"}
+    | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
+    | {"gauges", "status", "actions", "degrading", "lessons", "timing"}
     | {"config", "engines", "console", "processes"},
-    # `serve` shows the token that opens the control plane; `sim` is an engine of its own.
-    # The other commands are compositions of their own: they test rules, read journals, plan and measure.
+    # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND
     | {"config", "app", "processes", "startup", "console.token", "engines", "admission"}
     | {"recording", "plan", "release", "upstream"},
@@ -159,7 +160,6 @@ def is_module(dotted: str, package: Path) -> bool:
 
 
 def import_faults(package: Path) -> list[str]:
-    """Return one line for each import that the two tables forbid."""
     faults = []
     for path in modules_in(package):
         unit = unit_of(path, package)

@@ -5,11 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.actions import Actions
 from forebay.admission.gate import LocalGate, LocalPermit
 from forebay.clock import ManualClock
 from forebay.config.rules import refuse_long
-from forebay.domain import Replica, Spend, Tenant, Value
+from forebay.degrading import Degrading
+from forebay.domain import FailureKind, Replica, Spend, Tenant, Value
 from forebay.errors import Refused
+from forebay.lessons import Lessons
 from forebay.policy import Model, Policy, PolicyHolder, Pool
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import Recorder
@@ -18,6 +21,7 @@ from forebay.routing.capacity import MIN_SAMPLES
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
 from forebay.status import MAX_MODELS, MAX_REPLICAS, MAX_TENANTS, MAX_WAITING_TENANTS, Parts, describe
+from forebay.timing import Timing
 from forebay.traffic import Call, Work
 from forebay.understanding import Understanding
 from forebay.wire.endpoints import BY_PATH
@@ -69,6 +73,7 @@ class Plane:
                 hash="0123456789ab",
             )
         )
+        actions = Actions(self.fleet, self.clock)
         self.parts = Parts(
             self.clock,
             self.clock.now_s(),
@@ -78,6 +83,8 @@ class Plane:
             RetryBudgets(self.clock.now_s),
             Understanding(),
             Recorder(self.clock, NoJournal(), Metrics(self.clock)),
+            Lessons(Timing(self.fleet, self.clock), Degrading(self.fleet, actions, self.clock)),
+            actions,
         )
         for listener in (self.fleet, self.parts.gate, self.parts.budgets, self.parts.understanding):
             self.policy.subscribe(listener)
@@ -159,6 +166,47 @@ def test_what_is_known_of_a_replica() -> None:
     assert (entry["slots"], entry["kv_tokens"]) == (64, 400_000)
     assert (entry["in_flight"], entry["in_flight_tokens"], entry["unprefilled_tokens"]) == (1, 10_050, LONG_TOKENS)
     assert (entry["long_prefills"], entry["reserved"], entry["breaker"]) == (1, False, "closed")
+
+
+def test_who_takes_part_and_what_was_done() -> None:
+    plane = Plane(pool(replicas=3))
+    assert [plane.shown()[name] for name in ("rotations", "actions", "tenants_degraded", "learned_timeouts")] == [
+        []
+    ] * 4
+    plane.fleet.tick()
+    assert plane.shown()["rotations"] == [{"pool": "main", "takers": 3, "panic": False}]
+    for state in list(plane.fleet.states("main"))[:2]:
+        for _ in range(5):
+            state.breaker.failed(FailureKind.STALL, plane.clock.now_s())
+        plane.parts.actions.turned(state)
+    plane.fleet.tick()
+    plane.parts.actions.tick()
+    shown = plane.shown()
+    assert shown["rotations"] == [{"pool": "main", "takers": 3, "panic": True}]
+    assert [entry["kept"] for entry in shown["replicas"]] == [True, True, False]
+    assert [entry["ramp"] for entry in shown["replicas"]] == [1.0] * 3
+    assert sorted((line["kind"], line["what"]) for line in shown["actions"]) == [
+        ("eject", "out"), ("eject", "out"), ("panic", "begun")
+    ]  # fmt: skip
+    assert shown["actions_put_off"] == 0
+
+
+def test_a_learned_deadline_and_why() -> None:
+    plane = Plane()
+    learned = plane.parts.lessons.timing.learned
+    learned.note("m", True, 100, 60.0, 0.5, "done")
+    (row,) = plane.shown()["learned_timeouts"]
+    assert (row["model"], row["kind"], row["below_tokens"], row["trend"]) == ("m", "first_byte", 128, "unknown")
+    assert row["why"] == "the configured one, until 200 calls are remembered"
+    for _ in range(1000):
+        learned.note("m", True, 100, 60.0, 6.0, "done")
+    for _ in range(100):
+        plane.clock.advance(60.0)
+        learned.tick(plane.clock.now_s())
+        learned.note("m", True, 100, 60.0, 6.0, "done")
+    (row,) = plane.shown()["learned_timeouts"]
+    assert row["trend"] == "tightening" and row["advised_s"] < row["limit_s"] < 60.0
+    assert "1.5 x P95 of 6" in row["why"] and "10 % an hour" in row["why"] and "0.00% of the latest" in row["why"]
 
 
 def test_spending_estimates_rules_and_retries() -> None:

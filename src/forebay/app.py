@@ -18,11 +18,14 @@ from typing import Any
 import msgspec
 
 from forebay import __version__, status
+from forebay.actions import Actions
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.config.load import Settings
 from forebay.config.reload import DocumentWatch
+from forebay.continuing import Continuer
 from forebay.counting import Counter
+from forebay.degrading import Degrading
 from forebay.dispatch import Dispatcher
 from forebay.edge.local import Insight, LocalAnswers
 from forebay.edge.server import EdgeServer
@@ -30,6 +33,7 @@ from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
 from forebay.identity.keys import identify
 from forebay.ledger import MonthLedger
+from forebay.lessons import Lessons
 from forebay.pipeline import Pipeline
 from forebay.policy import PolicyHolder
 from forebay.polling import Poller
@@ -40,6 +44,7 @@ from forebay.recording.record import Recorder
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
+from forebay.timing import Timing
 from forebay.understanding import Understanding
 from forebay.upstream.fetch import Fetcher
 from forebay.upstream.send import Upstream
@@ -83,6 +88,8 @@ class DataPlane:
         self.journal = Journal(data_dir / "journal", clock)
         self.recorder = Recorder(clock, self.journal, self.metrics)
         self.fleet = Fleet(clock)
+        self.actions = Actions(self.fleet, clock)
+        self.lessons = Lessons(Timing(self.fleet, clock), Degrading(self.fleet, self.actions, clock))
         self.gate = LocalGate(clock, self.fleet)
         self.budgets = RetryBudgets(clock.now_s)
         self.upstream = Upstream(loop, clock)
@@ -95,18 +102,28 @@ class DataPlane:
         self._follower = DocumentFollower(watch, self.policy, clock, loop)
         insight = Insight(self._live, lambda: self._ready, self._serving, self.metrics.render, self.status)
         self._local = LocalAnswers(insight, identify)
-        dispatcher = Dispatcher(self.fleet, self.budgets, self.upstream)
-        self._pipeline = Pipeline(self.policy, self.understanding, self.gate, dispatcher, self.recorder, self._local)
+        self.continuer = Continuer(self.fleet)
+        dispatcher = Dispatcher(self.fleet, self.budgets, self.upstream, self.continuer, self.lessons)
+        self._pipeline = Pipeline(
+            self.policy, self.understanding, self.gate, dispatcher, self.recorder, self._local, self.lessons.degrading
+        )
         self.edge = EdgeServer(loop, clock, self._pipeline.handle)
         self._ready = False
         self._started_s = clock.now_s()
         self._lag_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        for listener in (self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge):
+        for listener in (
+            self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
+            self.lessons.degrading,
+        ):  # fmt: skip
             self.policy.subscribe(listener)
-        gauges = Gauges(self.fleet, self.upstream, clock)
+        self._watch()
+
+    def _watch(self) -> None:
+        gauges = Gauges(self.fleet, self.upstream, self._clock)
         gauges.watch(self.metrics, self.gate, lambda: self._lag_s)
-        gauges.watch_work(self.metrics, self.budgets, self.understanding)
+        gauges.watch_work(self.metrics, self.budgets, self.continuer, self.understanding)
+        gauges.watch_automata(self.metrics, self.lessons)
         self._follower.gauges(self.metrics)
 
     async def start(self) -> int:
@@ -181,6 +198,8 @@ class DataPlane:
             self.budgets,
             self.understanding,
             self.recorder,
+            self.lessons,
+            self.actions,
         )
         own = {
             "version": __version__,
@@ -210,9 +229,13 @@ class DataPlane:
             self.upstream.tick()
             self.fleet.tick()
             self.gate.tick()
+            self.lessons.timing.tick()
+            self.continuer.tick()
             if now_s >= slow_due_s:
                 slow_due_s = now_s + SLOW_TICK_S
                 self.edge.tick()
+                self.lessons.degrading.tick()
+                self.actions.tick()
                 self.upstream.connections.sweep()
 
     async def _listen_for_control_plane(self) -> Path:

@@ -6,18 +6,21 @@ import random
 import msgspec
 from msgspec import Struct
 
+from forebay.continuing import Continuer
 from forebay.domain import FailureKind, Outcome
 from forebay.edge.body import Asked, limit_key
 from forebay.edge.prompt import choices
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
-from forebay.policy import Model, Policy, Pool
+from forebay.lessons import Lessons
+from forebay.policy import Model, Policy
 from forebay.ports import Lease, Permit, Record, Reply
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
+from forebay.upstream.continuation.shapes import Plan, shape_of
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
 from forebay.wire import splice
@@ -44,10 +47,15 @@ class Dispatcher:
         fleet: the replicas and their health.
         budgets: how many tries may be repeated.
         upstream: runs one try.
+        continuer: lets an answer go on whose engine has died.
     """
 
-    def __init__(self, fleet: Fleet, budgets: RetryBudgets, upstream: Upstream) -> None:
+    def __init__(
+        self, fleet: Fleet, budgets: RetryBudgets, upstream: Upstream, continuer: Continuer, lessons: Lessons
+    ) -> None:
         self._fleet = fleet
+        self._continuer = continuer
+        self._lessons = lessons
         self._budgets = budgets
         self._upstream = upstream
 
@@ -77,10 +85,14 @@ class Dispatcher:
                 # The gate had no room here and let it in further down.
                 continue
             begun = True
-            sending, explained = prepare(call, asked, model, pool, policy)
+            sending, explained = prepare(call, asked, model, policy, self._fleet.token_ids(pool.name))
             reply.extra = said + explained
+            sending = self._continuer.follow(call, sending)
             lease, permit.lease = permit.lease, None
-            verdict, tried = await self._on_pool(call, name, sending, tried, (lease, reply, record))
+            try:
+                verdict, tried = await self._on_pool(call, name, sending, tried, (lease, reply, record))
+            finally:
+                self._continuer.leave(sending)
             if verdict is not None:
                 if not attempts.may_fall_back(verdict):
                     return Ended(verdict, name)
@@ -104,9 +116,13 @@ class Dispatcher:
         used = _NONE
         best: Verdict | None = None
         while lease is not None:
-            verdict, failure = await self._attempt(call, sending, lease, reply, record)
-            if failure is None or verdict.committed:
+            terms = sending if used else self._lessons.terms(call, sending, lease)
+            verdict, failure = await self._attempt(call, terms, lease, reply, record)
+            if failure is None:
                 return verdict, tried
+            if verdict.committed:
+                died = (verdict, lease.replica.name)
+                return await self._continuer.go_on(call, sending, died, self._attempt, (reply, record)), tried
             if best is None or attempts.rank(verdict) <= attempts.rank(best):
                 best = verdict
             name = lease.replica.name
@@ -142,10 +158,13 @@ class Dispatcher:
             verdict = await self._upstream.attempt(call, replica, sending, reply, record)
         finally:
             failure = None if verdict.outcome in _OVER else attempts.failure_of(verdict)
-            counted = failure is not None and attempts.counts_against_replica(failure, verdict)
+            # What could not be joined to an answer is no fault of its engine.
+            joins = sending.thread is None or not sending.thread.at_seam
+            counted = failure is not None and joins and attempts.counts_against_replica(failure, verdict)
             answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
             cached_tokens = None if record.usage is None else record.usage.cached_tokens
             lease.report(failure if counted else None, answered=answered, cached_tokens=cached_tokens)
+            self._lessons.ended(call, sending, lease, verdict, failure)
         if failure is not None:
             record.attempt_failed(failure, verdict.status)
         return verdict, failure
@@ -156,11 +175,13 @@ class Dispatcher:
         return Refused("no_engine", "no engine can take this call now", retry_after_s=2)
 
 
-def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) -> tuple[Sending, bytes]:
+def prepare(call: Call, asked: Asked, model: Model, policy: Policy, token_ids: bool) -> tuple[Sending, bytes]:
     """Make what is sent for one model, and the header lines that say so to the client.
 
-    These edits are the whole list of what Forebay changes in a request.
+    These edits are the whole list of what Forebay changes in a request. `token_ids` is whether the pool's engines can
+    send the ids of tokens.
     """
+    pool = policy.pools[model.pool]
     edits: dict[str, bytes | None] = {}
     explained = f"x-forebay-pool: {pool.name}\r\n"
     denied = ENGINES[pool.engine].denied_fields
@@ -179,6 +200,9 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
     asks_usage = openai_stream and not call.wants_usage and pool.engine != "llamacpp"
     if asks_usage:
         edits["stream_options"] = splice.with_member(asked.members.text_of("stream_options"), "include_usage", b"true")
+    plan = shape_of(asked.members, call.endpoint.shape, call.stream, pool.engine, token_ids) if openai_stream else None
+    if isinstance(plan, Plan):
+        edits |= plan.edits
     sending = Sending(
         pool.name,
         splice.edit(asked.members, edits),
@@ -189,5 +213,6 @@ def prepare(call: Call, asked: Asked, model: Model, pool: Pool, policy: Policy) 
         openai_stream,
         choices(asked) if openai_stream else 1,
         pool.max_attempts,
+        plan if isinstance(plan, Plan) else None,
     )
     return sending, explained.encode()

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
+from forebay.continuing import Continuer
+from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
@@ -38,13 +40,27 @@ class Gauges:
         metrics.watch("forebay_replica_prefill_tokens_per_second", self._speed)
         metrics.watch("forebay_replica_unprefilled_tokens", self._unprefilled)
 
-    def watch_work(self, metrics: Metrics, budgets: RetryBudgets, understanding: Understanding) -> None:
-        """Register the readings of estimates, rules and retries."""
+    def watch_work(
+        self, metrics: Metrics, budgets: RetryBudgets, continuer: Continuer, understanding: Understanding
+    ) -> None:
+        """Register the readings of estimates, rules, retries and continuations."""
         metrics.watch("forebay_retries_denied_total", budgets.exhausted)
+        metrics.watch("forebay_continuations_total", lambda: [((p,), n) for p, n in continuer.moved.items()])
+        metrics.watch("forebay_continuations_lost_total", lambda: [((r,), n) for r, n in continuer.lost.items()])
         metrics.watch("forebay_rule_applied_total", lambda: [((n,), c) for n, c in understanding.rules.applied.items()])
         metrics.watch(
             "forebay_estimate_error_ratio", lambda: [((m,), error) for m, error, _ in understanding.estimator.report()]
         )
+
+    def watch_automata(self, metrics: Metrics, lessons: Lessons) -> None:
+        """Register the readings of what Forebay decides by itself."""
+        metrics.watch("forebay_tenant_degraded", lessons.degrading.moved)
+        metrics.watch("forebay_pool_panic", self._panic)
+        metrics.watch("forebay_learned_timeout_seconds", lambda: _deadlines(lessons))
+
+    def _panic(self) -> Readings:
+        for pool, rotation in self._fleet.rotations.items():
+            yield (pool,), float(rotation.panic)
 
     def _up(self) -> Readings:
         now_s = self._clock.now_s()
@@ -81,6 +97,15 @@ class Gauges:
         opened = self._upstream.connections.opened
         for state in self._fleet.states():
             yield (state.pool.name, state.replica.name), opened.get(state.replica.name, 0)
+
+
+def _deadlines(lessons: Lessons) -> Readings:
+    shortest_s: dict[tuple[str, ...], float] = {}
+    for row in lessons.timing.learned.report():
+        if row.limit_s is not None:
+            key = (row.model, row.kind)
+            shortest_s[key] = min(row.limit_s, shortest_s.get(key, row.limit_s))
+    yield from shortest_s.items()
 
 
 def _waiting(gate: LocalGate) -> Readings:

@@ -16,6 +16,7 @@ from typing import Any
 
 from forebay import cleaning
 from forebay.admission.hygiene import is_clean
+from forebay.degrading import Degrading
 from forebay.dispatch import Dispatcher, Ended
 from forebay.domain import Outcome
 from forebay.edge import ending, routes
@@ -44,7 +45,7 @@ class Pipeline:
         run_id: what the ids of its calls begin with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each step of the path
         self,
         policy: PolicyHolder,
         understanding: Understanding,
@@ -52,12 +53,14 @@ class Pipeline:
         dispatcher: Dispatcher,
         recorder: Recorder,
         local: LocalAnswers,
+        degrading: Degrading,
     ) -> None:
         self._policy = policy
         self._gate = gate
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._local = local
+        self._degrading = degrading
         self._understanding = understanding
         self.run_id = secrets.token_hex(5)
         self._sequence = itertools.count(1)
@@ -78,7 +81,9 @@ class Pipeline:
         self._local.answer(route, request, reply, policy)
         return None
 
-    async def serve(self, request: Request, reply: Reply, endpoint: Endpoint, policy: Policy) -> None:
+    async def serve(  # noqa: PLR0915 - the path, step by step, in one place
+        self, request: Request, reply: Reply, endpoint: Endpoint, policy: Policy
+    ) -> None:
         """Serve one inference call; every error becomes an answer."""
         call_id = f"{self.run_id}-{next(self._sequence):x}"
         asked_id = request_id(request) or call_id
@@ -96,6 +101,7 @@ class Pipeline:
             record.understood(call)
             if not is_clean(request.body):
                 asked = await cleaning.cleaned(request, asked, call, policy, record)
+            call = self._degrading.placed(call, policy, reply, record)
             permit = self._gate.at_once(call, policy.models[call.model].pool) or await self._let_in(call, policy)
             reply.extra += explained(request, call, permit)
             record.admitted(request.received_s)

@@ -25,6 +25,7 @@ class Timeouts(Struct, frozen=True):
         first_byte_s: until the first content of a stream.
         first_byte_for_whole: whether it also binds answers that are not streamed. Their first byte comes
             when the last token is made, so the default does not; a configured value does.
+        learned: whether a first try moves to another replica sooner, where calls of its kind have come sooner.
     """
 
     connect_s: float = 5.0
@@ -32,6 +33,7 @@ class Timeouts(Struct, frozen=True):
     stall_s: float = 15.0
     total_s: float = 600.0
     first_byte_for_whole: bool = False
+    learned: bool = True
 
 
 class Limits(Struct, frozen=True):
@@ -111,7 +113,8 @@ class Admission(Struct, frozen=True):
 
     Attributes:
         refuses_early: whether a call that cannot meet its target is refused on arrival and at the queue's head.
-        long_prompt_tokens: uncached prompt tokens from which on a call takes the long lane.
+        long_prompt_tokens: uncached prompt tokens from which on a call takes the long lane, at most; less where
+            engines are slow.
         long_share_ratio: part of the tokens that the long lane gets at least while it waits.
         short_reserve_ratio: part of a pool's replicas that take no long prompt while short ones are late.
     """
@@ -207,6 +210,18 @@ class Pool(Struct, frozen=True):
     capacity: Capacity = Capacity()
 
 
+class Degrade(Struct, frozen=True):
+    """Where a tenant goes whose traffic goes bad, while that of the others is well.
+
+    Attributes:
+        model: that serves him meanwhile, whether he may name it or not.
+        ttl_s: so long at first; then it doubles up to six times this, as long as his probes go bad.
+    """
+
+    model: str
+    ttl_s: float = 600.0
+
+
 class Model(Struct, frozen=True):
     """A name that clients use.
 
@@ -218,6 +233,7 @@ class Model(Struct, frozen=True):
         default_output_tokens: `max_tokens` of a call that has none; None leaves it to the engine.
         max_output_tokens: longest answer that a call may ask for; more is cut down to it.
         price: of its tokens.
+        degrade: None leaves tenants here whatever their traffic does.
     """
 
     name: str
@@ -229,6 +245,7 @@ class Model(Struct, frozen=True):
     default_output_tokens: int | None = None
     max_output_tokens: int | None = None
     price: Price | None = None
+    degrade: Degrade | None = None
 
 
 class Policy(Struct, frozen=True):

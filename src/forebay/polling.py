@@ -9,6 +9,7 @@ import logging
 
 from forebay.clock import Clock
 from forebay.engines.contract import Engine, Fetch
+from forebay.engines.probe import probe
 from forebay.engines.registry import ENGINES
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
@@ -49,6 +50,9 @@ class Poller:
             except OSError:
                 self._note(state, up=False, loading=False)
                 return
+            if status == 200 and state.up is not True and state.pool.engine == "vllm":
+                # Once for each time it comes up: it may be another build than before.
+                state.token_ids = (await probe(state.replica, self._fetch, TIMEOUT_S)).token_ids
             self._note(state, up=status == 200, loading=status == 503 and _is_loading(body))
             if status == 200 and engine.telemetry_path is not None:
                 await self._read(state, engine, engine.telemetry_path)

@@ -56,7 +56,17 @@ class Reply(Protocol):
 
 
 class Lease(Protocol):
-    """A try's place on one replica: counts as its load until it is reported on, once."""
+    """A try's place on one replica: counts as its load until it is reported on, once.
+
+    Attributes:
+        uncached_tokens: of the prompt, as foreseen.
+        started_s: monotonic seconds at which it was taken.
+        first_token_s: monotonic seconds of a stream's first token; None before.
+    """
+
+    uncached_tokens: int
+    started_s: float
+    first_token_s: float | None
 
     @property
     def replica(self) -> Replica:
@@ -80,6 +90,7 @@ class Record(Protocol):
     """The facts of one call, closed exactly once.
 
     Attributes:
+        continued: how often the answer went on from another replica.
         hygiene: what was odd about the request.
         output_flags: what the output watch saw.
         lease: of the latest try; hears of the first token.
@@ -91,6 +102,7 @@ class Record(Protocol):
     queue_ms: float | None
     engine_prefill_ms: float | None
     engine_decode_ms: float | None
+    continued: int
     hygiene: tuple[str, ...]
     output_flags: tuple[str, ...]
     lease: Lease | None
@@ -124,7 +136,7 @@ class Berths(Protocol):
 
     Attributes:
         on_room: called with a pool's name when one of its replicas may take more than before; returns whether
-            calls waited for it.
+            short calls went in that waited for it.
     """
 
     on_room: Callable[[str], bool] | None

@@ -7,16 +7,19 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from forebay.actions import Actions
 from forebay.admission.gate import LocalGate
 from forebay.admission.queue import Queue
 from forebay.clock import Clock
 from forebay.domain import Spend
+from forebay.lessons import Lessons
 from forebay.policy import PolicyHolder
 from forebay.recording.record import Recorder
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
 from forebay.understanding import Understanding
+from forebay.upstream.learned import ADVISED_FACTOR, FLOOR_S, MIN_CALLS, Learned
 
 MAX_REPLICAS = 1000
 MAX_MODELS = 1000
@@ -42,6 +45,8 @@ class Parts(Struct, frozen=True):
     budgets: RetryBudgets
     understanding: Understanding
     recorder: Recorder
+    lessons: Lessons
+    actions: Actions
 
 
 def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +80,42 @@ def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) 
             for model, error, samples in parts.understanding.estimator.report()
         ],
         **_month(parts, now_s),
+        **_automata(parts),
     }
+
+
+def _automata(parts: Parts) -> dict[str, Any]:
+    """Describe what Forebay decides by itself: who takes part, deadlines, tenants, and the latest actions."""
+    rotations = list(parts.fleet.rotations.items())[:MAX_POOLS]
+    return {
+        "rotations": [{"pool": pool, **msgspec.to_builtins(rotation)} for pool, rotation in rotations],
+        "learned_timeouts": [_deadline(row) for row in parts.lessons.timing.learned.report()],
+        "tenants_degraded": parts.lessons.degrading.shown(),
+        "actions": msgspec.to_builtins(parts.actions.shown()),
+        "actions_put_off": parts.actions.arbiter.denied,
+    }
+
+
+def _deadline(row: Learned) -> dict[str, Any]:
+    """Describe one learned deadline, and why it is what it is."""
+    shown = {name: round(v, 2) if isinstance(v, float) else v for name, v in msgspec.to_builtins(row).items()}
+    return {**shown, "timeout_ratio": row.timeout_ratio, "why": _why(row)}
+
+
+def _why(row: Learned) -> str:
+    late = f"{row.timeout_ratio:.2%} of the latest calls timed out"
+    if row.trend == "unknown":
+        return f"the configured one, until {MIN_CALLS:.0f} calls are remembered"
+    if row.p95_s is None or row.advised_s is None:
+        return f"the configured one or near it: so many calls were given up that nothing can be advised; {late}"
+    advised = f"{ADVISED_FACTOR:g} x P95 of {row.p95_s:.2f} s, at least P99.9 and {FLOOR_S:g} s: {row.advised_s:.2f} s"
+    doing = {
+        "open": "the configured one is shorter",
+        "held": "held: it is reached, or calls timed out",
+        "tightening": "on its way there by 10 % an hour",
+        "opening": "opened, because calls need longer",
+    }
+    return f"{advised}; {doing[row.trend]}; {late}"
 
 
 def _queues(parts: Parts, now_s: float) -> dict[str, Any]:
@@ -121,6 +161,8 @@ def _replica(state: ReplicaState, now_s: float) -> dict[str, Any]:
         "drained": state.drained,
         "breaker": state.breaker.state,
         "breaker_reason": state.breaker.reason,
+        "kept": state.kept,
+        "ramp": round(state.ramp, 2),
         "in_flight": state.in_flight,
         "in_flight_tokens": state.in_flight_tokens,
         "slots": state.slots,

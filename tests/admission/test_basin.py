@@ -272,3 +272,23 @@ def test_breaking_off_calls_gains_a_tenant_no_more_than_what_they_did_not_use() 
         permits[-1].release(Spend(tokens))
     assert len(permits) > 100
     assert abs(used["a"] - used["b"]) <= 2 * 1020
+
+
+def test_only_short_calls_that_went_in_tell_of_an_engine_that_ran_dry() -> None:
+    site = Site(pool(room=1, capacity=KNOWN))
+    told = []
+    pump = site.gate.basin.pump
+
+    def listen(name: str) -> bool:
+        told.append(pump(name))
+        return told[-1]
+
+    site.fleet.on_room = listen
+    site.offer(*[call("l", LONG_TOKENS) for _ in range(3)])
+    site.run(10.0)
+    assert site.order() == "lll"
+    assert told and not any(told), "a long prompt waits for the one before it, not for the hold"
+    site.offer(call("s"), call("s"))
+    site.run(20.0)
+    assert any(told)
+    at_rest(site)

@@ -9,7 +9,7 @@ from admission.before_queue import Line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.admission.queue import MAX_COUNTERS, Queue, Waiting
+from forebay.admission.queue import CREDIT_S, MAX_COUNTERS, Queue, Waiting
 from forebay.domain import VALUES, Value
 from forebay.policy import PATIENT
 
@@ -83,18 +83,59 @@ def test_a_tenant_with_ten_times_the_calls_delays_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("others_wait", [True, False])
-def test_an_idle_tenant_saves_up_no_credit(others_wait: bool) -> None:
+@pytest.mark.parametrize("away_s", [0.0, 3600.0])
+def test_who_comes_back_goes_first_for_a_bounded_time(others_wait: bool, away_s: float) -> None:
     line = Line()
-    for _ in range(300):
+    for _ in range(1000):
         line.push("b")
-    line.serve(300)
-    if others_wait:
-        line.push("b")
-    for _ in range(50):
+    line.serve(900 if others_wait else 1000)
+    line.now_s += away_s
+    for _ in range(100):
         line.push("a")
-    for _ in range(50):
+    for _ in range(100):
         line.push("b")
-    assert abs(names(line.serve(40)).count("a") - 20) <= 1
+    got = names(line.serve(150))
+    # When nobody has waited for a while b has a credit as well.
+    credit = 0 if away_s and not others_wait else round(CREDIT_S / line.step_s)
+    assert got.index("b") == pytest.approx(credit, abs=2)
+    after = got[credit + 2 :]
+    assert abs(after.count("a") - after.count("b")) <= 2
+
+
+def test_credits_do_not_add_up() -> None:
+    line = Line()
+    for _ in range(1500):
+        line.push("f")
+    line.serve(500)
+    # Each is measured by those before it, who wait with their credit.
+    for number in range(30):
+        line.push(f"t{number}")
+    for _ in range(100):
+        line.push("last")
+    # Beyond its credit it takes turns with the flood.
+    got = [one.call.tenant.name for one in line.serve(90)]
+    assert got.count("last") <= (60 + CREDIT_S / line.step_s) / 2 + 2
+    assert got.count("f") >= 15
+
+
+def test_nobody_saves_up_before_it_is_known_how_fast_calls_go_in() -> None:
+    line = Line()
+    for _ in range(10):
+        line.push("b")
+    line.push("a")
+    assert line.queue._counters["a"] == line.queue._counters["b"] == 0.0
+
+
+def test_a_light_tenant_does_not_queue_behind_a_flood_when_it_comes_again_and_again() -> None:
+    line = Line()
+    for _ in range(2000):
+        line.push("f")
+    line.serve(200)
+    for _ in range(50):
+        burst = [line.push("a") for _ in range(3)]
+        # Three of ten: less than half, so no part of the burst waits for the flood.
+        assert line.serve(3) == burst
+        line.serve(7)
 
 
 def test_who_left_and_comes_back_at_once_gains_nothing() -> None:

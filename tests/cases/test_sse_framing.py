@@ -120,6 +120,6 @@ def test_case_003_every_line_ending_cut_between_its_bytes(pair: Pair) -> None:
 
 def test_a_stream_without_any_end_is_never_a_clean_success(pair: Pair) -> None:
     pair.engine.play(stream(D("a"), D("b"), HANG))
-    answer = pair.post(chat())
+    answer = pair.post(chat(logprobs=True))
     assert answer.stream_error is not None and not answer.done and answer.clean
     pair.gateway.common_ending()

@@ -62,7 +62,7 @@ IN_BAND = {
 @pytest.mark.parametrize("shape", IN_BAND)
 def test_case_010_error_in_a_200_stream(pair: Pair, shape: str) -> None:
     pair.engine.play(stream(D("x"), IN_BAND[shape]))
-    answer = pair.post(chat())
+    answer = pair.post(chat(logprobs=True))  # which no other engine could go on with
     assert answer.text in ("", "x") and answer.clean and not answer.done
     error = answer.stream_error
     assert error is not None and set(error) >= {"message", "type", "param", "code"}
@@ -80,7 +80,7 @@ def test_case_010_the_official_client_raises(pair: Pair, shape: str) -> None:
     with openai.OpenAI(base_url=f"{pair.gateway.base_url}/v1", api_key="key-A", max_retries=0) as client:
         with pytest.raises(openai.APIError, match="engine ran out of cache"):
             with client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+                model="m", messages=[{"role": "user", "content": "hi"}], stream=True, logprobs=True
             ) as answer:
                 list(answer)
     pair.gateway.common_ending()
@@ -93,7 +93,7 @@ def two(engine, gateway) -> Iterator[tuple[ScriptedEngine, ScriptedEngine, Pair]
 
 
 @pytest.mark.parametrize("shape", IN_BAND)
-def test_case_010_no_second_engine_after_a_token_was_shown(
+def test_case_010_no_second_engine_where_the_answer_cannot_go_on(
     two: tuple[ScriptedEngine, ScriptedEngine, Pair], shape: str
 ) -> None:
     first, second, pair = two
@@ -102,7 +102,7 @@ def test_case_010_no_second_engine_after_a_token_was_shown(
         return stream(D("x"), D("y"), D("z"), IN_BAND[shape], gap_s=0.03)
 
     first.default = second.default = failing
-    answer = pair.post(chat())
+    answer = pair.post(chat(logprobs=True))
     assert answer.stream_error is not None and not answer.done
     assert answer.text.startswith("x")
     assert len(first.posts) + len(second.posts) == 1

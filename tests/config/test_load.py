@@ -21,7 +21,7 @@ from forebay.config.load import (
 from forebay.config.source import MAX_BYTES
 from forebay.domain import Replica, Tenant
 from forebay.errors import ConfigError
-from forebay.policy import BreakerPolicy, Limits, Model, Pool, Shutdown, Stream, Timeouts
+from forebay.policy import BreakerPolicy, Degrade, Limits, Model, Pool, Shutdown, Stream, Timeouts
 
 GOOD = Path(__file__).parent / "good"
 ENVIRON = {"ENGINE_KEY": "sk-CANARY-2\n", "KEY_A": "sk-CANARY-1-long-enough"}
@@ -100,12 +100,14 @@ def test_model_names_are_taken_as_written() -> None:
     assert list(models) == ["org/model:7b", "模型", "3.5", "on"]
     assert models["org/model:7b"].upstream_model == "org/Model-7B"
     assert models["org/model:7b"].fallback == ("模型", "3.5")
+    assert models["org/model:7b"].degrade == Degrade("模型", 120)
+    assert models["on"].degrade is None
 
 
 def test_timeouts_merge_field_by_field() -> None:
     models = load(GOOD / "everything.yaml", ENVIRON, 0.0).policy.models
     # connect_s from the pool, first_byte_s by default, stall_s and total_s from the model
-    assert models["org/model:7b"].timeouts == Timeouts(1, 60, 30, 1200)
+    assert models["org/model:7b"].timeouts == Timeouts(1, 60, 30, 1200, learned=False)
     assert models["模型"].timeouts == Timeouts(2, 60, 15, 300)
 
 

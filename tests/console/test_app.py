@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from forebay import __version__
-from forebay.clock import ManualClock
+from forebay.clock import ManualClock, timestamp
 from forebay.console.app import build
 from forebay.console.dataplane import DataPlaneView
 from forebay.console.overrides import MAX_OVERRIDES, Change
@@ -281,6 +281,28 @@ def test_unknown_override_path_and_method(client: TestClient) -> None:
 def test_timeline_limit_is_bounded(client: TestClient, limit: str) -> None:
     answer = client.get("/api/timeline", params={"limit": limit})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+def test_timeline_shows_what_forebay_did_by_itself(client: TestClient, data_plane: Any, clock: ManualClock) -> None:
+    def line(what: str, **more: object) -> dict[str, object]:
+        at = timestamp(clock.wall_s())
+        return {"at": at, "pool": "main", "kind": "tenant", "what": what, "target": "t7 (m)", "reason": "late", **more}
+
+    moved = line("moved", ttl_s=600.0, undo="by itself")
+    clock.advance(5)
+    actions: list[object] = [line("returned", ttl_s=None, undo=""), moved, "not a line"]
+    data_plane.seen = DataPlaneView(reachable=True, age_s=0.0, status={"actions": actions}, fault=None)
+    shown = client.get("/api/timeline").json()["actions"]
+    assert [a["kind"] for a in shown] == ["tenant.returned", "console.started", "tenant.moved"]
+    told = next(a for a in shown if a["kind"] == "tenant.moved")
+    assert (told["by"], told["target"], told["reason"], told["ttl_s"], told["undo"]) == (
+        "forebay", "t7 (m)", "late", 600.0, "by itself"
+    )  # fmt: skip
+    assert [a["kind"] for a in client.get("/api/timeline", params={"limit": 1}).json()["actions"]] == [
+        "tenant.returned"
+    ]
+    data_plane.seen = DataPlaneView(reachable=True, age_s=0.0, status={"actions": "none"}, fault=None)
+    assert [a["kind"] for a in client.get("/api/timeline").json()["actions"]] == ["console.started"]
 
 
 def test_timeline_survives_a_restart(client: TestClient, state: ConsoleState, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_configured_name_is_there_at_zero(metrics: Metrics) -> None:
         assert {(row["pool"], row["replica"]) for row in labels_of(metrics, name)} == replicas
     assert {row["failure"] for row in labels_of(metrics, "forebay_attempts_total")} == {"none", *FailureKind}
     assert {row["reason"] for row in labels_of(metrics, "forebay_requests_refused_total")} == set(CODES)
-    assert {row["step"] for row in labels_of(metrics, "forebay_requests_degraded_total")} == {"fallback"}
+    assert {row["step"] for row in labels_of(metrics, "forebay_requests_degraded_total")} == {"fallback", "tenant"}
     assert {row["kind"] for row in labels_of(metrics, "forebay_tokens_total")} == {"prompt", "completion", "cached"}
     ours = {key: v for key, v in samples(metrics).items() if key[0].startswith(("forebay", "gen_ai"))}
     assert {key[0] for key, v in ours.items() if v} == {"forebay_build_info", "forebay_config_last_reload_ok"}

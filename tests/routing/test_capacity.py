@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from forebay.policy import Capacity
 from forebay.routing.capacity import (
     HOLD_S,
+    LONG_S,
     MAX_HOLD_S,
     MAX_TOKENS_PER_S,
     MIN_HOLD_S,
     MIN_HOLD_TOKENS,
+    MIN_LONG_TOKENS,
     MIN_SAMPLES,
     Depth,
     Speed,
+    long_from_tokens,
 )
 
 BASE_S = 0.03
@@ -107,6 +110,33 @@ def test_nothing_is_known_before_a_few_first_tokens() -> None:
     assert speed.known
 
 
+def test_until_a_speed_can_be_told_the_best_that_was_seen_stands_for_it() -> None:
+    speed = Speed(Capacity())
+    speed.observe(10.0, 0.001)
+    assert speed.likely_tokens_per_s == 0.0, "the first call may have waited for anything, or for nothing"
+    speed.observe(50.0, 0.5)
+    speed.observe(1000.0, 4.0)
+    speed.observe(1000.0, 9.0)
+    assert (speed.likely_tokens_per_s, speed.known) == (250.0, False)
+    learned(1000.0, any_size, count=MIN_SAMPLES, noise=0.0, speed=speed)
+    assert speed.likely_tokens_per_s == speed.tokens_per_s > 0.0
+
+
+def test_no_bottleneck_is_no_likely_speed() -> None:
+    speed = Speed(Capacity())
+    for tokens in range(1, MIN_SAMPLES + 2):
+        speed.observe(tokens, 0.5)
+    assert speed.likely_tokens_per_s == 0.0
+
+
+def test_a_declared_speed_is_the_likely_one_from_the_start() -> None:
+    speed = Speed(Capacity(prefill_tokens_per_s=5000.0))
+    assert speed.likely_tokens_per_s == 5000.0
+    speed.observe(1.0, 1.0)
+    speed.observe(1e6, 1.0)
+    assert speed.likely_tokens_per_s == 5000.0
+
+
 def test_what_is_declared_goes_before_what_is_learned() -> None:
     speed = Speed(Capacity(prefill_tokens_per_s=5000.0))
     assert speed.known
@@ -172,3 +202,21 @@ def test_a_slow_engine_gets_some_tokens_all_the_same() -> None:
     # What passes before a first token in any case is no work of the engine's.
     speed = learned(20_000.0, noise=0.0)
     assert depth.tokens(speed) == pytest.approx(20_000 * (HOLD_S + BASE_S), rel=0.01)
+
+
+# lanes
+
+
+def test_a_prompt_is_long_by_its_time_but_never_when_it_is_small() -> None:
+    assert long_from_tokens(0, 0.0) == 0
+    assert long_from_tokens(0, 3000.0) == 3000 * LONG_S
+    assert long_from_tokens(0, 10.0) == MIN_LONG_TOKENS
+
+
+def test_lanes_follow_a_change_of_speed_and_no_wobble() -> None:
+    lane = long_from_tokens(0, 2000.0)
+    dice = Random(1)
+    assert {long_from_tokens(lane, 2000.0 * dice.uniform(0.7, 1.45)) for _ in range(1000)} == {lane}
+    assert long_from_tokens(lane, 1000.0) == 1000 * LONG_S
+    assert long_from_tokens(lane, 4000.0) == 4000 * LONG_S
+    assert long_from_tokens(lane, 0.0) == 0

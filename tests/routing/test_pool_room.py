@@ -3,8 +3,8 @@
 import pytest
 from routing.before_pool import KNOWN, SPEED, Bench, call, learned
 
-from forebay.policy import Capacity
-from forebay.routing.pool import UNKNOWN
+from forebay.policy import Admission, Capacity
+from forebay.routing.outlook import UNKNOWN
 
 # the hold
 
@@ -85,6 +85,37 @@ def test_a_prompt_is_long_by_what_no_replica_has_cached() -> None:
     bench.state("b").prefixes.add(blocks)
     bench.state("b").prefixes.trust_ratio = 0.9
     assert not bench.fleet.is_long("main", call(4096, blocks=blocks))
+
+
+def test_on_slow_engines_shorter_prompts_are_long() -> None:
+    bench = Bench("a", "b")
+    assert bench.fleet.long_tokens("main") == bench.fleet.long_tokens("other") == 2048
+    bench.fleet.tick()
+    assert not bench.fleet.is_long("main", call(1500)), "nothing is known of them"
+    learned(bench, "a", 500.0)
+    learned(bench, "b", 1000.0)
+    bench.fleet.tick()
+    # Half a second of the faster one.
+    assert bench.fleet.long_tokens("main") == pytest.approx(500, rel=0.05)
+    assert [bench.fleet.is_long("main", call(tokens)) for tokens in (450, 550)] == [False, True]
+    bench.into("a", 600)
+    assert bench.fleet.take("main", call(600), frozenset("b")) is None, "one long prompt at a time"
+    assert bench.fleet.take("main", call(10), frozenset("b")) is None, "and the hold is full of it"
+    bench.follow("a", "b")
+    assert bench.fleet.long_tokens("main") == pytest.approx(500, rel=0.05), "a reload changes nothing"
+    assert bench.fleet.long_tokens("other") == 2048
+
+
+def test_the_lane_starts_no_later_than_configured() -> None:
+    bench = Bench("a", capacity=Capacity(prefill_tokens_per_s=1000.0))
+    bench.admission = Admission(long_prompt_tokens=100)
+    bench.follow("a", capacity=Capacity(prefill_tokens_per_s=1000.0))
+    bench.fleet.tick()
+    assert bench.fleet.long_tokens("main") == 100
+    bench.admission = Admission(long_prompt_tokens=1_000_000)
+    bench.follow("a", capacity=Capacity(prefill_tokens_per_s=100_000.0))
+    bench.fleet.tick()
+    assert bench.fleet.long_tokens("main") == 50_000
 
 
 # what a call may expect

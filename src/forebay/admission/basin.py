@@ -106,17 +106,22 @@ class Basin:
                 self.pump(pool)
 
     def pump(self, pool: str) -> bool:
-        """Let in who is next while there is room; return whether calls waited."""
+        """Let in who is next while there is room; return whether short calls went in that the hold had kept waiting.
+
+        A long prompt waits for its lane's turn and for the one before it, so more room in an engine's own queue would
+        not have let it in sooner.
+        """
         queue = self._queues.get(pool)
         if queue is None or not queue.size or pool in self._pumping:
             return False
+        short = queue.short()
         self._pumping.add(pool)
         try:
             while queue.size and self._one(pool, queue):
                 pass
         finally:
             self._pumping.remove(pool)
-        return True
+        return queue.short() < short
 
     def settle(self, call: Call, pool: str, used_tokens: int) -> None:
         """Correct what a call's tenant was charged when it went in from the queue; the prompt is used first."""

@@ -3,23 +3,24 @@
 There are two lanes, for short and for long prompts, so that a long prompt that cannot start hides no short
 one, until as much has passed it as its lane's share allows. In a lane, classes come first (each at least its
 guaranteed share of tokens, beyond that the highest), then tenants (the one that has been served the least
-tokens: virtual token counters, Sheng et al., arXiv:2401.00588), then calls by deadline with a boost for small
-ones (gamma-Boost, Yu and Scully, arXiv:2404.08826). Starvation is bounded by the shares: a lane or class that
-waits gets its part of the tokens, never more by waiting longer.
+tokens: virtual token counters, Sheng et al., arXiv:2401.00588; who comes back keeps a little credit), then
+calls by deadline with a boost for small ones (gamma-Boost, Yu and Scully, arXiv:2404.08826). Starvation is
+bounded by the shares: a lane or class that waits gets its part of the tokens, never more by waiting longer.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
+from forebay.admission.served import Pace, Served
 from forebay.domain import VALUES, Value
 from forebay.errors import Refused
 from forebay.policy import Admission, ClassPolicy
 from forebay.ports import Lease
 from forebay.traffic import Call
 
-# Shares are kept over about this long.
-SHARE_TIME_S = 10.0
+# Who comes back has at most so many seconds of the pool's service to spare: enough not to queue behind one who floods.
+CREDIT_S = 1.0
 MAX_COUNTERS = 2048
 # An output token costs an engine about as much as two of a prompt (VTC's weights).
 OUTPUT_WEIGHT = 2.0
@@ -60,7 +61,7 @@ class Waiting:
         wait_s = rule.max_wait_s * (target_s / rule.target_s)
         self.until_s = min(now_s + wait_s, call.deadline_s)
         self.target_s = now_s + target_s
-        self.key_s = min(self.target_s, call.deadline_s) - _boost_s(self.cost_tokens, target_s)
+        self.key_s = min(self.target_s, call.deadline_s) - _boost_s(self.cost_tokens, rule.target_s)
         self.queued = False
         self.number = 0
         self.on_grant: Callable[[Waiting, Lease | None], None] = _nobody
@@ -90,38 +91,6 @@ def _boost_s(cost_tokens: float, target_s: float) -> float:
     """
     size = max(1e-3, cost_tokens / 2048.0)
     return target_s * min(_MAX_BOOST_RATIO, -math.log(-math.expm1(-size)))
-
-
-class Served:
-    """Tokens that were let into one lane lately, by class, forgotten with a time constant.
-
-    What goes in while nobody of a class waits gives that class no claim: a share is owed to those who wait. Each lane
-    keeps its own account, or short calls of a class would use up the part of its long ones.
-
-    Attributes:
-        by_value: of each class.
-        beside: of all, while calls of a class waited.
-    """
-
-    __slots__ = ("_at_s", "beside", "by_value")
-
-    def __init__(self) -> None:
-        self._at_s = 0.0
-        self.by_value: dict[Value, float] = dict.fromkeys(VALUES, 0.0)
-        self.beside: dict[Value, float] = dict.fromkeys(VALUES, 0.0)
-
-    def add(self, tokens: float, value: Value, counts: dict[Value, int], now_s: float) -> None:
-        """Count a call that went in before so many that still wait."""
-        kept = math.exp((self._at_s - now_s) / SHARE_TIME_S)
-        self._at_s = now_s
-        for name in VALUES:
-            waits = name == value or counts[name]
-            self.beside[name] = self.beside[name] * kept + (tokens if waits else 0.0)
-            self.by_value[name] = self.by_value[name] * kept + (tokens if name == value else 0.0)
-
-    def lacking(self, value: Value, share_ratio: float) -> float:
-        """Return the tokens by which a class is behind its share."""
-        return share_ratio * self.beside[value] - self.by_value[value]
 
 
 class _Heap:
@@ -214,6 +183,9 @@ class Queue:
         self._counters: dict[str, float] = {}
         self._waiting: dict[str, int] = {}
         self._last = ""
+        # Virtual time: where the least served of those who wait has been. Never goes back, or credits would add up.
+        self._passed = 0.0
+        self._pace = Pace()
         self._pushed = 0
         # Cost of the short calls that go before the long lane's next turn; below 0 its turn has come.
         self._before_long = 0.0
@@ -221,6 +193,10 @@ class Queue:
     def push(self, waiting: Waiting) -> None:
         """Let a call wait."""
         tenant = waiting.call.tenant.name
+        if not self.size:
+            # While nobody is kept waiting all have what they want: they come back with the same credit.
+            idle_s = min(CREDIT_S, self._pace.begin(waiting.arrived_s))
+            self._passed = self._now_passed() + idle_s * self._pace.tokens_per_s
         if tenant not in self._waiting:
             self._lift(tenant)
         self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
@@ -240,6 +216,10 @@ class Queue:
         if not self._waiting[tenant]:
             del self._waiting[tenant]
             self._last = tenant
+
+    def short(self) -> int:
+        """Return how many wait in the short lane."""
+        return sum(self._lanes[0].counts.values())
 
     def heads(self) -> list[Waiting]:
         """Return who is next: the head of each lane that has one, the one to be tried first in front."""
@@ -263,6 +243,7 @@ class Queue:
         tokens = cost_of(call)
         lane = self._lanes[long]
         lane.served.add(tokens, value, lane.counts, now_s)
+        self._pace.add(tokens, now_s)
         if long:
             # The next turn is as far away as this call was large, less what this one had to wait beyond its own.
             self._before_long = min(0.0, self._before_long) + self._short_part(tokens)
@@ -371,16 +352,18 @@ class Queue:
         return most
 
     def _lift(self, tenant: str) -> None:
-        """Who comes back from idleness saves up no credit."""
+        """Who comes back from idleness has saved up a little, so much for an hour as for a few seconds."""
+        self._passed = self._now_passed()
         level = self._level(tenant)
         self._counters.pop(tenant, None)
         self.settle(tenant, level)
 
     def _level(self, tenant: str) -> float:
-        """Return a tenant's counter, at least that of the least served of those who wait.
+        """Return the counter that a tenant goes on with: its own, or the others' less what goes in in `CREDIT_S`."""
+        credit_tokens = CREDIT_S * self._pace.tokens_per_s
+        return max(self._counters.get(tenant, 0.0), self._now_passed() - credit_tokens)
 
-        When nobody waits, the last one who did says where the others would be.
-        """
+    def _now_passed(self) -> float:
+        """Return the virtual time; when nobody waits, the last one who did says where the others would be."""
         counters = self._counters
-        least = min([counters.get(name, 0.0) for name in self._waiting or (self._last,)])
-        return max(counters.get(tenant, 0.0), least)
+        return max(self._passed, min([counters.get(name, 0.0) for name in self._waiting or (self._last,)]))

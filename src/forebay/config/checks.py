@@ -24,6 +24,7 @@ def check_entries(draft: Draft, faults: Faults) -> None:
     _check_replicas(draft, faults)
     _check_models(draft, faults)
     _check_circles(draft, faults)
+    _check_degrading(draft, faults)
     _check_tenants(draft, faults)
     check_rules(draft.settings.rules, draft.models, faults, draft.rules)
 
@@ -89,6 +90,18 @@ def _check_circles(draft: Draft, faults: Faults) -> None:
             graph[ring[0]].discard(ring[1])
         else:
             return
+
+
+def _check_degrading(draft: Draft, faults: Faults) -> None:
+    for name, model in draft.settings.models.items():
+        if model.degrade is None:
+            continue
+        other = model.degrade.model
+        loc: Loc = ("models", name, "degrade", "model")
+        if other not in draft.models:
+            faults.add(loc, f"no model is called {quoted(other)}; {_known(draft.models)}")
+        elif other in draft.settings.models and draft.settings.models[other].pool == model.pool:
+            faults.add(loc, f"is on the pool {quoted(model.pool)} too; choose a model on another, or nobody is spared")
 
 
 def _check_tenants(draft: Draft, faults: Faults) -> None:

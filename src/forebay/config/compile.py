@@ -12,6 +12,7 @@ from forebay.config.rules import compile_rules
 from forebay.config.schema import (
     AdmissionSettings,
     ClassSettings,
+    DegradeSettings,
     PoolSettings,
     PriceSettings,
     TenantSettings,
@@ -126,6 +127,7 @@ def _models(draft: Draft, base: policy.Timeouts) -> dict[str, policy.Model]:
             default_output_tokens=settings.default_output_tokens,
             max_output_tokens=settings.max_output_tokens,
             price=_price(settings.price),
+            degrade=_degrade(settings.degrade),
         )
     return models
 
@@ -134,6 +136,10 @@ def _price(settings: PriceSettings | None) -> policy.Price | None:
     if settings is None:
         return None
     return policy.Price(settings.input_per_million, settings.output_per_million, settings.cached_input_per_million)
+
+
+def _degrade(settings: DegradeSettings | None) -> policy.Degrade | None:
+    return None if settings is None else policy.Degrade(settings.model, settings.ttl_s)
 
 
 def _tenants(

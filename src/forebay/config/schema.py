@@ -70,15 +70,22 @@ class TimeoutSettings(Section):
     )
     stall_s: PositiveSeconds = setting(_TIMEOUTS.stall_s, "seconds", "Longest silence within an answer.")
     total_s: PositiveSeconds = setting(_TIMEOUTS.total_s, "seconds", "The whole call, all tries together.")
+    learned: bool = setting(
+        _TIMEOUTS.learned,
+        "",
+        "Let a first try go to another replica as soon as calls of its kind usually have come, at least after 5 s "
+        "(docs/operations.md).",
+    )
 
 
 class TimeoutOverrides(Section):
-    """The same four for one pool or one model; what is left out is inherited."""
+    """The same for one pool or one model; what is left out is inherited."""
 
     connect_s: PositiveSeconds | None = setting(None, "seconds", "See `timeouts.connect_s`.")
     first_byte_s: PositiveSeconds | None = setting(None, "seconds", "See `timeouts.first_byte_s`.")
     stall_s: PositiveSeconds | None = setting(None, "seconds", "See `timeouts.stall_s`.")
     total_s: PositiveSeconds | None = setting(None, "seconds", "See `timeouts.total_s`.")
+    learned: bool | None = setting(None, "", "See `timeouts.learned`.")
 
 
 class ReplicaSettings(Section):
@@ -139,6 +146,17 @@ class PriceSettings(Section):
     )
 
 
+class DegradeSettings(Section):
+    """Where a tenant goes for a while whose calls fail or time out, while those of the others do not."""
+
+    model: str = setting(
+        ..., "name", "That serves him meanwhile, on another pool; his `models` need not name it: this is your decision."
+    )
+    ttl_s: PositiveSeconds = setting(
+        600.0, "seconds", "So long at first; it doubles, up to six times this, while his probes are still bad."
+    )
+
+
 class ModelSettings(Section):
     """What stands behind a name that clients use."""
 
@@ -156,6 +174,9 @@ class ModelSettings(Section):
         None, "tokens", "Longest answer that a call gets; one that asks for more is cut down to it."
     )
     price: PriceSettings | None = setting(None, "", "Of its tokens; empty means that it costs nothing.")
+    degrade: DegradeSettings | None = setting(
+        None, "", "For a tenant whose traffic goes bad; empty leaves everybody here."
+    )
 
 
 class TenantLimits(Section):
@@ -274,7 +295,10 @@ class AdmissionSettings(Section):
         None, "", "Refuse what cannot meet its target; empty is as the preset says: only `latency` does."
     )
     long_prompt_tokens: LargeCount = setting(
-        _ADMISSION.long_prompt_tokens, "tokens", "Uncached prompt tokens from which on a call takes the long lane."
+        _ADMISSION.long_prompt_tokens,
+        "tokens",
+        "Uncached prompt tokens from which on a call takes the long lane, at most; where engines are slow already from "
+        "what the fastest computes in half a second, but not below 256.",
     )
     long_share: Ratio = setting(
         _ADMISSION.long_share_ratio, "ratio", "Part of the tokens that the long lane gets at least while it waits."

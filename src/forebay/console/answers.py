@@ -123,6 +123,8 @@ class ActionAnswer(BaseModel):
     id: str
     change: str = Field(description="kind of the override, or empty")
     tokens: int | None = Field(description="of the override, or null")
+    ttl_s: float | None = Field(description="of what Forebay did by itself: seconds until it is looked at again")
+    undo: str = Field(description="of what Forebay did by itself: how it ends")
 
 
 class TimelineAnswer(BaseModel):
@@ -237,7 +239,33 @@ def action_answer(action: Action) -> ActionAnswer:
         id=action.id,
         change=action.change,
         tokens=action.tokens,
+        ttl_s=None,
+        undo="",
     )
+
+
+def automatic_answers(actions: Any) -> list[ActionAnswer]:
+    """Show what Forebay did by itself as lines of the timeline; what is not in that form is left out.
+
+    Args:
+        actions: that part of the data plane's status, newest first.
+    """
+    lines = [line for line in actions if isinstance(line, dict)] if isinstance(actions, list) else []
+    return [
+        ActionAnswer(
+            at=str(line.get("at", "")),
+            kind=f"{line.get('kind')}.{line.get('what')}",
+            by="forebay",
+            target=str(line.get("target", "")),
+            reason=str(line.get("reason", "")),
+            id="",
+            change="",
+            tokens=None,
+            ttl_s=ttl_s if isinstance(ttl_s := line.get("ttl_s"), int | float) else None,
+            undo=str(line.get("undo", "")),
+        )
+        for line in lines
+    ]
 
 
 def error_response(error: ForebayError) -> JSONResponse:

@@ -134,7 +134,11 @@ async def _status(console: Console) -> shape.StatusAnswer:
 
 
 async def _timeline(console: Console, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> shape.TimelineAnswer:
-    return shape.TimelineAnswer(actions=[shape.action_answer(a) for a in console.timeline.latest(limit)])
+    view = await console.data_plane.view()
+    actions = [shape.action_answer(a) for a in console.timeline.latest(limit)]
+    # The stamps are all of one form, so their order is that of their texts.
+    actions += shape.automatic_answers((view.status or {}).get("actions"))
+    return shape.TimelineAnswer(actions=sorted(actions, key=lambda action: action.at, reverse=True)[:limit])
 
 
 async def _overrides(console: Console) -> shape.OverridesAnswer:

@@ -89,6 +89,12 @@ UNPREFILLED: Final = Family(
 RETRIES_DENIED: Final = Family(
     "forebay_retries_denied_total", "counter", ("pool", "scope"), "Tries that the retry budget did not allow."
 )
+CONTINUED: Final = Family(
+    "forebay_continuations_total", "counter", ("pool",), "Times that a broken answer went on with another engine."
+)
+CONTINUATIONS_LOST: Final = Family(
+    "forebay_continuations_lost_total", "counter", ("cause",), "Broken answers that could not go on."
+)
 RULE_APPLIED: Final = Family("forebay_rule_applied_total", "counter", ("rule",), "Calls that a rule decided on.")
 ESTIMATE_ERROR: Final = Family(
     "forebay_estimate_error_ratio", "gauge", ("model",), "Median error of the estimates of prompt tokens, relative."
@@ -122,6 +128,18 @@ RELOAD_FAILURES: Final = Family(
 )
 RELOAD_OK: Final = Family("forebay_config_last_reload_ok", "gauge", (), "1 if the latest documents are in force.")
 LOOP_LAG: Final = Family("forebay_loop_lag_seconds", "gauge", (), "How late the event loop's latest tick was.")
+TENANT_DEGRADED: Final = Family(
+    "forebay_tenant_degraded", "gauge", ("tenant",), "1 while the tenant is served by another model."
+)
+POOL_PANIC: Final = Family(
+    "forebay_pool_panic", "gauge", ("pool",), "1 while more than half of its replicas seem ill: a doubt, no verdict."
+)
+LEARNED_TIMEOUT: Final = Family(
+    "forebay_learned_timeout_seconds",
+    "gauge",
+    ("model", "kind"),
+    "The shortest learned deadline in force, 0 while only the configured one holds.",
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -146,7 +164,8 @@ GENAI_FIRST_TOKEN: Final = Family(
 WATCHED: Final = (
     IN_FLIGHT, OLDEST_AGE, QUEUE_DEPTH, PERMITS, TELEMETRY_AGE, REPLICA_UP, REPLICA_IN_FLIGHT, EJECTED, CONNECTIONS,
     MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
-    LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, ESTIMATE_ERROR,
+    LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
+    CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT,
 )  # fmt: skip
 COUNTED: Final = (REQUESTS, ATTEMPTS, REFUSED, DEGRADED, TOKENS)
 TIMED: Final = (DURATION, FIRST_TOKEN)

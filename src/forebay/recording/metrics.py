@@ -120,7 +120,7 @@ class Metrics:
         steps: names of the ways in which a call may be served reduced.
     """
 
-    def __init__(self, clock: Clock, steps: tuple[str, ...] = ("fallback",)) -> None:
+    def __init__(self, clock: Clock, steps: tuple[str, ...] = ("fallback", "tenant")) -> None:
         self._clock = clock
         self._steps = steps
         self._endpoints = frozenset(endpoint.name for endpoint in ENDPOINTS)
@@ -250,6 +250,7 @@ class Metrics:
         keys: dict[Labels, Iterable[Labels]] = {
             (): [()],
             ("model",): [(name,) for name in sorted(self._models)],
+            ("model", "kind"): [(name, kind) for name in sorted(self._models) for kind in ("first_byte", "total")],
             ("pool",): [(name,) for name in sorted(self._pools)],
             ("tenant",): [(name,) for name in sorted(self._tenants)],
             ("pool", "replica"): self._known_since_s,
@@ -257,6 +258,7 @@ class Metrics:
             ("kind",): _JOURNAL_KINDS,
             ("state",): _JOURNAL_STATES,
             ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
+            ("cause",): [(NO_FAILURE,)],
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
             ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],
         }

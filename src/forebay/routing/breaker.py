@@ -56,8 +56,8 @@ class Breaker:
         return now_s >= self._probe_since_s + MAX_OPEN_S
 
     def begin(self, now_s: float) -> None:
-        """Start a call that `allows` has just permitted: on an open breaker it is the probe."""
-        if self.state != "closed":
+        """Start a call: on a breaker that is not closed it is the probe, unless it goes past `allows` (panic)."""
+        if self.state != "closed" and self.allows(now_s):
             self.state = "half_open"
             self._probe_since_s = now_s
 
@@ -83,7 +83,9 @@ class Breaker:
         if kind is FailureKind.CREDENTIAL:
             self._open(kind, now_s + CREDENTIAL_OPEN_S)
         elif self.state == "open":
-            return
+            if kind is FailureKind.CONNECT:
+                # Nobody listens there: what is sure is worth knowing at any time.
+                self.reason = kind
         elif kind is FailureKind.LOADING:
             self._open(kind, now_s + LOADING_RETRY_S)
         else:

@@ -21,9 +21,34 @@ MAX_TOKENS_PER_S = 1e7
 
 HOLD_S = 0.2
 MIN_HOLD_S = 0.1
-MAX_HOLD_S = 2.0
+MAX_HOLD_S = 0.4
 MIN_HOLD_TOKENS = 512.0
 DRY_RATIO = 0.03
+
+# A prompt that an engine computes for this long, a third of the time in which a first token is due, would make
+# short ones late that stand behind it.
+LONG_S = 0.5
+# Shorter ones are never long: what a call has besides its prompt's length would then weigh as much.
+MIN_LONG_TOKENS = 256
+# Lanes follow a speed that is off by this factor, and nothing less: no prompt changes its lane with every first token.
+_STEADY_FACTOR = 1.5
+
+
+def long_from_tokens(before_tokens: int, tokens_per_s: float) -> int:
+    """Return from how many uncached tokens on a prompt is long because of the time that it takes.
+
+    Args:
+        before_tokens: what this returned last; 0 for the first time.
+        tokens_per_s: speed of the fastest replica; 0 while unknown.
+
+    Returns:
+        Tokens; 0 while no time can be told.
+    """
+    if tokens_per_s <= 0.0:
+        return 0
+    wanted_tokens = max(MIN_LONG_TOKENS, int(LONG_S * tokens_per_s))
+    steady = before_tokens / _STEADY_FACTOR <= wanted_tokens <= before_tokens * _STEADY_FACTOR
+    return before_tokens if steady else wanted_tokens
 
 
 class Speed:
@@ -36,7 +61,8 @@ class Speed:
         error_ratio: running mean of how far predictions were off.
     """
 
-    __slots__ = ("_declared", "_w", "_wx", "_wxx", "_wxy", "_wy", "base_s", "error_ratio", "samples", "tokens_per_s")
+    __slots__ = ("_declared", "_quickest_tokens_per_s", "_w", "_wx", "_wxx", "_wxy", "_wy", "base_s", "error_ratio",
+                 "samples", "tokens_per_s")  # fmt: skip
 
     def __init__(self, declared: Capacity) -> None:
         self._w = self._wx = self._wy = self._wxx = self._wxy = 0.0
@@ -44,6 +70,7 @@ class Speed:
         self.samples = 0
         self.error_ratio = 0.0
         self._declared = 0.0
+        self._quickest_tokens_per_s = 0.0
         self.tokens_per_s = 0.0
         self.declare(declared)
 
@@ -56,6 +83,12 @@ class Speed:
     def known(self) -> bool:
         """Whether it can predict."""
         return self.tokens_per_s > 0.0
+
+    @property
+    def likely_tokens_per_s(self) -> float:
+        """What it is, or the best that was seen as long as there are too few first tokens to tell; 0 while unknown."""
+        early = self.samples < MIN_SAMPLES and not self._declared
+        return self._quickest_tokens_per_s if early else self.tokens_per_s
 
     def predict_s(self, tokens: float) -> float:
         """Return the seconds to a first token behind so many prompt tokens, its own included; 0 while unknown."""
@@ -72,6 +105,9 @@ class Speed:
         if self.samples == 1:
             # An engine's first call may wait for what it compiles or loads.
             return
+        if self.samples < MIN_SAMPLES:
+            seen_tokens_per_s = tokens / max(taken_s, 1.0 / MAX_TOKENS_PER_S)
+            self._quickest_tokens_per_s = max(self._quickest_tokens_per_s, seen_tokens_per_s)
         if self.samples > MIN_SAMPLES and self.tokens_per_s > 0.0:
             foreseen_s = max(1e-4, self.predict_s(tokens))
             most_s = foreseen_s * (1.0 + max(_OUTLIER_RATIO, _OUTLIER_ERRORS * self.error_ratio))

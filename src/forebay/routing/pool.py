@@ -8,11 +8,15 @@ from forebay.domain import Replica
 from forebay.policy import Admission, Policy, Pool
 from forebay.ports import Outlook
 from forebay.routing.breaker import Breaker
+from forebay.routing.capacity import long_from_tokens
+from forebay.routing.outlook import foresee
 from forebay.routing.replica import Lease, ReplicaState
+from forebay.routing.rotation import Rotation, arrange
 from forebay.traffic import Call
 
+# Part of the target of `high` from which on a replica counts as busy for its short calls.
+FREE_RATIO = 0.5
 _NONE: frozenset[str] = frozenset()
-UNKNOWN = Outlook()
 
 
 class Fleet:
@@ -20,15 +24,21 @@ class Fleet:
 
     Attributes:
         on_room: called with a pool's name when one of its replicas may take more than before; returns whether
-            calls waited for it.
+            short calls went in that waited for it.
+        on_turn: called with a replica whose breaker has opened or closed.
+        rotations: by pool, who takes part there.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._states: dict[str, dict[str, ReplicaState]] = {}
         self._admission = Admission()
+        # By pool, from how many tokens on a prompt is long because of the time that it takes; 0 while unknown.
+        self._slow_tokens: dict[str, int] = {}
         self._turn = 0
         self.on_room: Callable[[str], bool] | None = None
+        self.on_turn: Callable[[ReplicaState], None] | None = None
+        self.rotations: dict[str, Rotation] = {}
 
     def apply(self, policy: Policy) -> None:
         """Follow a new policy: new replicas come in, gone ones only finish what they have."""
@@ -37,6 +47,7 @@ class Fleet:
             old = self._states.get(pool.name, {})
             states[pool.name] = {r.name: self._kept(old.get(r.name), r, pool) for r in pool.replicas}
         self._states = states
+        self._slow_tokens = {name: self._slow_tokens.get(name, 0) for name in states}
         self._admission = policy.admission
 
     def states(self, pool: str | None = None) -> Iterator[ReplicaState]:
@@ -45,9 +56,14 @@ class Fleet:
             if pool is None or name == pool:
                 yield from replicas.values()
 
+    def long_tokens(self, pool: str) -> int:
+        """Return from how many uncached tokens on a prompt takes the long lane of a pool; fewer on slow engines."""
+        most = self._admission.long_prompt_tokens
+        return min(most, self._slow_tokens.get(pool) or most)
+
     def is_long(self, pool: str, call: Call) -> bool:
         """Say whether a call takes the long lane of a pool: by the part of its prompt that no replica has cached."""
-        limit = self._admission.long_prompt_tokens
+        limit = self.long_tokens(pool)
         if call.prompt_tokens < limit:
             return False
         cached = max((s.prefixes.cached_tokens(call.work.blocks) for s in self.states(pool)), default=0)
@@ -67,7 +83,8 @@ class Fleet:
         """
         now_s = self._clock.now_s()
         blocks, prompt_tokens = call.work.blocks, call.prompt_tokens
-        tokens, long_tokens = prompt_tokens + call.output_tokens, self._admission.long_prompt_tokens
+        tokens, long_tokens = prompt_tokens + call.output_tokens, self.long_tokens(pool)
+        most_s = self._most_s(pool, now_s) if held and prompt_tokens >= long_tokens else math.inf
         best: ReplicaState | None = None
         best_doubt, best_score, best_foreseen = False, 0.0, 0
         for name, state in self._states.get(pool, {}).items():
@@ -77,9 +94,11 @@ class Fleet:
             uncached = prompt_tokens - foreseen
             if held and not state.has_room(tokens, uncached, uncached >= long_tokens, now_s):
                 continue
+            if uncached >= long_tokens and state.speed.known and uncached > most_s * state.speed.tokens_per_s:
+                continue
             doubt = state.loading or state.up is False
             work = state.unprefilled_tokens + uncached + 1
-            score = (state.in_flight + 1) * work * state.slowness
+            score = (state.in_flight + 1) * work * state.weight
             if (
                 best is None
                 or (doubt, score) < (best_doubt, best_score)
@@ -96,19 +115,32 @@ class Fleet:
         return Lease(best, call, best_foreseen, prompt_tokens - best_foreseen >= long_tokens, now_s)
 
     def tick(self) -> None:
-        """Count prompts of whole answers as computed when their time is over, and compare speeds; 10 times a second."""
+        """Count prompts of whole answers as computed when it is time, and see who takes part; 10 times a second."""
         now_s = self._clock.now_s()
-        for replicas in self._states.values():
-            fastest = max((state.speed.tokens_per_s for state in replicas.values()), default=0.0)
-            for state in replicas.values():
-                # In steps of two: equal machines that only measure a little differently still take turns.
-                known = state.speed.known and fastest > 0.0
-                state.slowness = 2.0 ** round(math.log2(fastest / state.speed.tokens_per_s)) if known else 1.0
+        self.rotations = {name: arrange(replicas.values(), now_s) for name, replicas in self._states.items()}
+        for name, replicas in self._states.items():
+            fastest = max([state.speed.likely_tokens_per_s for state in replicas.values()], default=0.0)
+            self._slow_tokens[name] = long_from_tokens(self._slow_tokens[name], fastest)
         for state in self.states():
             for lease in state.unseen:
                 if lease.overdue(now_s):
                     lease.prefilled()
                     state.progress_s = now_s
+
+    def token_ids(self, pool: str) -> bool:
+        """Say whether all replicas of a pool can send token ids, so that an answer can go on exactly on any of them."""
+        return all(state.token_ids for state in self.states(pool))
+
+    def _most_s(self, pool: str, now_s: float) -> float:
+        """Return how long a long prompt may be computed for: not long where it would leave no replica to the others.
+
+        An engine computes prompts one after the other, so when all compute long ones a call of `high` is late wherever
+        it goes. The last replica that is free takes only what is computed within half of the target of `high`.
+        """
+        within_s = FREE_RATIO * self._admission.classes["high"].target_s
+        states = [state for state in self.states(pool) if state.usable(now_s)]
+        free = sum([s.backlog_tokens(now_s) <= within_s * s.speed.tokens_per_s for s in states])
+        return within_s if free < 2 and len(states) > 2 else math.inf
 
     def usable(self, pool: str) -> int:
         """Return how many replicas of a pool may be used now."""
@@ -136,21 +168,21 @@ class Fleet:
         """
         now_s = self._clock.now_s()
         states = [s for s in self.states(pool) if s.usable(now_s)]
-        if not states or not all(s.speed.known for s in states):
-            return UNKNOWN
-        queue_s = ahead_tokens / sum(s.speed.tokens_per_s for s in states)
-        backlog_s = min(s.backlog_tokens(now_s) / s.speed.tokens_per_s for s in states)
-        alone_s = min(s.speed.predict_s(prompt_tokens) for s in states)
-        wait_s = max(queue_s + backlog_s, _slot_wait_s(states, ahead_calls))
-        return Outlook(wait_s + alone_s, alone_s, wait_s)
+        return foresee(states, now_s, prompt_tokens, ahead_tokens, ahead_calls)
 
     def _room(self, state: ReplicaState) -> None:
         dry = not state.unprefilled_tokens and state.has_slot()
         if self.on_room is not None and self.on_room(state.pool.name) and dry:
             state.depth.ran_dry()
 
+    def _turned(self, state: ReplicaState) -> None:
+        pool = state.pool.name
+        self.rotations[pool] = arrange(self._states.get(pool, {}).values(), self._clock.now_s())
+        if self.on_turn is not None:
+            self.on_turn(state)
+
     def _kept(self, old: ReplicaState | None, replica: Replica, pool: Pool) -> ReplicaState:
-        state = old if old is not None else ReplicaState(replica, pool, self._clock.now_s, self._room)
+        state = old if old is not None else ReplicaState(replica, pool, self._clock.now_s, self._room, self._turned)
         if state.pool.breaker != pool.breaker:
             state.breaker = Breaker(pool.breaker)
         if state.pool.capacity != pool.capacity:
@@ -158,17 +190,3 @@ class Fleet:
             state.slots, state.kv_tokens = pool.capacity.streams, pool.capacity.kv_tokens
         state.replica, state.pool, state.drained = replica, pool, replica.name in pool.drained
         return state
-
-
-def _slot_wait_s(states: list[ReplicaState], ahead_calls: int) -> float:
-    """Return the seconds until a slot is free behind so many calls; 0 where slots have no number."""
-    free, rate = 0, 0.0
-    for state in states:
-        limit = state.limit()
-        if limit is None:
-            return 0.0
-        free += max(0, limit - state.in_flight)
-        if state.occupied_s:
-            rate += limit / state.occupied_s
-    short = ahead_calls + 1 - free
-    return short / rate if short > 0 and rate else 0.0

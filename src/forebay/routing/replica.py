@@ -7,6 +7,7 @@ from forebay.domain import FailureKind, Replica
 from forebay.policy import Pool
 from forebay.routing.breaker import Breaker
 from forebay.routing.capacity import Depth, Speed
+from forebay.routing.ejection import ramped_limit
 from forebay.routing.prefixes import Prefixes
 from forebay.traffic import Call
 
@@ -14,6 +15,10 @@ log = logging.getLogger(__name__)
 
 # An answer that is not streamed shows no first token; with no speed known its prompt counts as computed after this.
 _UNSEEN_PREFILL_S = 5.0
+
+
+def _nobody(state: "ReplicaState") -> None:
+    """Nobody follows the breaker."""
 
 
 class ReplicaState:
@@ -27,28 +32,42 @@ class ReplicaState:
         long_in_flight: calls with a long prompt that run on it.
         up: what the last health poll said; None before the first. A doubt, never a reason to stop dispatch.
         loading: the engine says that its model is not loaded yet.
+        back_s: monotonic seconds at which it came back; None while it is wholly there.
+        was_down: it has not answered its health poll since it last did.
+        kept: it takes part although its breaker is open (`rotation`).
+        ramp: part of a full load that it may have while it comes back.
+        weight: its score is multiplied by this.
         slowness: how many times slower than the fastest of its pool, 1 while unknown.
         reserved: it takes no long prompts for now.
         slots: calls that the engine runs at once, as its telemetry said last; None when it has no such number.
         kv_tokens: KV room, likewise.
+        token_ids: its streams can carry token ids; found by a probe, False until then.
         telemetry: the engine's own account of its load.
         polled_at_s: monotonic seconds of the last telemetry; None without one.
         occupied_s: running mean of how long a call stays.
         now_s: the clock.
         on_room: called when it may take more than before.
+        on_turn: called when its breaker has opened or closed.
     """
 
     __slots__ = (
-        "breaker", "depth", "drained", "in_flight", "in_flight_tokens", "kv_tokens", "loading", "long_in_flight",
-        "long_prefills", "now_s", "occupied_s", "on_room", "polled_at_s", "pool", "prefixes", "progress_s", "replica",
-        "reserved", "slots", "slowness", "speed", "telemetry", "turn", "unprefilled_tokens", "unseen", "up",
+        "back_s", "breaker", "depth", "drained", "in_flight", "in_flight_tokens", "kept", "kv_tokens", "loading",
+        "long_in_flight", "long_prefills", "now_s", "occupied_s", "on_room", "on_turn", "polled_at_s", "pool",
+        "prefixes", "progress_s", "ramp", "replica", "reserved", "slots", "slowness", "speed", "telemetry", "token_ids",
+        "turn", "unprefilled_tokens", "unseen", "up", "was_down", "weight",
     )  # fmt: skip
 
     def __init__(
-        self, replica: Replica, pool: Pool, now_s: Callable[[], float], on_room: Callable[["ReplicaState"], None]
+        self,
+        replica: Replica,
+        pool: Pool,
+        now_s: Callable[[], float],
+        on_room: Callable[["ReplicaState"], None],
+        on_turn: Callable[["ReplicaState"], None] = _nobody,
     ) -> None:
         self.now_s = now_s
         self.on_room = on_room
+        self.on_turn = on_turn
         self.replica = replica
         self.pool = pool
         self.breaker = Breaker(pool.breaker)
@@ -64,9 +83,12 @@ class ReplicaState:
         self.up: bool | None = None
         self.loading = False
         self.reserved = False
-        self.slowness = 1.0
+        self.back_s: float | None = None
+        self.was_down = self.kept = False
+        self.ramp = self.weight = self.slowness = 1.0
         self.slots: int | None = pool.capacity.streams
         self.kv_tokens: int | None = pool.capacity.kv_tokens
+        self.token_ids = False
         self.telemetry: object | None = None
         self.polled_at_s: float | None = None
         self.occupied_s = 0.0
@@ -86,12 +108,14 @@ class ReplicaState:
 
     def usable(self, now_s: float) -> bool:
         """Say whether it gets calls at all now."""
-        return not self.drained and self.breaker.allows(now_s)
+        return not self.drained and (self.breaker.allows(now_s) or self.kept)
 
     def may_take(self, now_s: float) -> bool:
         """Say whether it may get one more call as far as health and the configured limit go."""
         limit = self.pool.max_in_flight
-        return not self.drained and (limit is None or self.in_flight < limit) and self.breaker.allows(now_s)
+        if self.drained or (limit is not None and self.in_flight >= limit):
+            return False
+        return self.breaker.allows(now_s) or self.kept
 
     def has_room(self, tokens: int, uncached_tokens: int, long: bool, now_s: float) -> bool:
         """Say whether it can start one more call now, so that the call need not wait here (A4).
@@ -107,6 +131,8 @@ class ReplicaState:
         slots, kv_tokens = self.slots, self.kv_tokens
         if slots is not None and self.in_flight >= slots:
             return False
+        if self.ramp < 1.0 and not self._ramp_leaves_room():
+            return False
         if kv_tokens is not None and self.in_flight_tokens + tokens > kv_tokens:
             return False
         if long and not self._takes_long():
@@ -114,6 +140,10 @@ class ReplicaState:
         if not self.unprefilled_tokens or self.speed.tokens_per_s <= 0.0:
             return True
         return self.backlog_tokens(now_s) + uncached_tokens <= self.depth.tokens(self.speed)
+
+    def _ramp_leaves_room(self) -> bool:
+        limit = self.limit()
+        return limit is None or self.in_flight < ramped_limit(limit, self.ramp)
 
     def _takes_long(self) -> bool:
         """Say whether one more long prompt may come: one at a time is computed, and short ones keep a slot (T76)."""
@@ -150,19 +180,23 @@ class Lease:
 
     Attributes:
         state: of the replica.
+        uncached_tokens: of the prompt, as foreseen.
+        started_s: monotonic seconds at which it was taken.
+        first_token_s: monotonic seconds of a stream's first token; None before.
     """
 
-    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_started_s", "_streams", "_tokens",
-                 "_uncached", "state")  # fmt: skip
+    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_streams", "_tokens", "first_token_s",
+                 "started_s", "state", "uncached_tokens")  # fmt: skip
 
     def __init__(self, state: ReplicaState, call: Call, foreseen_tokens: int, long: bool, now_s: float) -> None:
         self.state = state
         self._foreseen = foreseen_tokens
         self._tokens = call.prompt_tokens + call.output_tokens
-        self._uncached = uncached = max(1, call.prompt_tokens - foreseen_tokens)
+        self.uncached_tokens = uncached = max(1, call.prompt_tokens - foreseen_tokens)
         self._long = long
         self._streams = call.stream
-        self._started_s = now_s
+        self.started_s = now_s
+        self.first_token_s: float | None = None
         self._held = self._prefilling = True
         if not state.unprefilled_tokens:
             state.progress_s = now_s
@@ -185,16 +219,16 @@ class Lease:
         """Tell that a stream's first token came: the time it took teaches the replica's speed."""
         if self._prefilling:
             state = self.state
-            now_s = state.now_s()
+            self.first_token_s = now_s = state.now_s()
             self.prefilled()
             state.progress_s = now_s
-            state.speed.observe(self._ahead_tokens + self._uncached, now_s - self._started_s)
+            state.speed.observe(self._ahead_tokens + self.uncached_tokens, now_s - self.started_s)
             state.on_room(state)
 
     def prefilled(self) -> None:
         """Count the prompt as computed."""
         self._prefilling = False
-        self.state.unprefilled_tokens -= self._uncached
+        self.state.unprefilled_tokens -= self.uncached_tokens
         self.state.long_prefills -= self._long
 
     def overdue(self, now_s: float) -> bool:
@@ -202,8 +236,8 @@ class Lease:
         if not self._prefilling:
             return False
         speed = self.state.speed
-        foreseen_s = speed.predict_s(self._ahead_tokens + self._uncached) if speed.known else _UNSEEN_PREFILL_S
-        return now_s - self._started_s > foreseen_s
+        foreseen_s = speed.predict_s(self._ahead_tokens + self.uncached_tokens) if speed.known else _UNSEEN_PREFILL_S
+        return now_s - self.started_s > foreseen_s
 
     def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
         """Tell how the try ended: its load is taken off, and the breaker learns; a second time changes nothing.
@@ -230,6 +264,9 @@ class Lease:
             breaker.cancelled()
         if breaker.state != before:
             log.warning("replica %s: breaker %s, %s", state.replica.name, breaker.state, breaker.reason or "well")
+            if breaker.state == "closed":
+                state.back_s = now_s
+            state.on_turn(state)
         state.on_room(state)
 
     def _leave(self, now_s: float) -> None:
@@ -240,7 +277,7 @@ class Lease:
         state.in_flight -= 1
         state.in_flight_tokens -= self._tokens
         state.long_in_flight -= self._long
-        taken_s = now_s - self._started_s
+        taken_s = now_s - self.started_s
         state.occupied_s += (taken_s - state.occupied_s) * (0.1 if state.occupied_s else 1.0)
         if not self._streams:
             del state.unseen[self]

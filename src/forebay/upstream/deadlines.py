@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from forebay.domain import FailureKind
 from forebay.policy import Stream, Timeouts
+from forebay.upstream.continuation.shapes import Plan
+from forebay.upstream.continuation.thread import Thread
 from forebay.wire.rewrite import Rewriter
 
 MESSAGES = {
@@ -28,6 +30,9 @@ class Sending(Struct, frozen=True):
         sends_done: whether streams of this endpoint end with the `[DONE]` sentinel.
         choices: that a stream must finish before it is complete.
         max_attempts: tries on the pool, the first included.
+        plan: how an answer that breaks off could go on; None when it cannot.
+        learned_s: the first content of this try is due by then, so that it moves on; 0 where only `timeouts` count.
+        thread: follows the answer so that it can; None where it is not followed.
     """
 
     pool: str
@@ -39,6 +44,9 @@ class Sending(Struct, frozen=True):
     sends_done: bool
     choices: int = 1
     max_attempts: int = 3
+    plan: Plan | None = None
+    thread: Thread | None = None
+    learned_s: float = 0.0
 
 
 class Times(Struct, frozen=True):
@@ -79,6 +87,7 @@ def due(
     # A whole answer's first byte comes when its last token is made, so the default, meant for the first
     # token, does not bind it; an operator who sets the deadline means both.
     bound = streamed or terms.timeouts.first_byte_for_whole
-    if bound and now_s - times.started_s > terms.timeouts.first_byte_s:
+    waited_s = now_s - times.started_s
+    if (bound and waited_s > terms.timeouts.first_byte_s) or 0.0 < terms.learned_s < waited_s:
         return FailureKind.FIRST_BYTE
     return "ping" if streamed and terms.stream.ping_s and silence_s > terms.stream.ping_s else None

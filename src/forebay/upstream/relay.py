@@ -14,6 +14,7 @@ from forebay.domain import FailureKind, Outcome
 from forebay.ports import Record, Reply
 from forebay.traffic import Answer, Call, Header, Verdict
 from forebay.upstream.connection import Connection
+from forebay.upstream.continuation.reasons import Impossible
 from forebay.upstream.deadlines import MESSAGES, Sending, Times, due
 from forebay.upstream.watch import Watch, flags_of_whole
 from forebay.upstream.whole import error_in_band, is_event_stream, is_json, retry_after_s, send_whole
@@ -41,7 +42,7 @@ class Relay:
     __slots__ = (
         "_blocked_since_s", "_body", "_body_bytes", "_call", "_clock", "_connection", "_done", "_express",
         "_finished_at_s", "_framer", "_headers", "_held", "_last_s", "_mode", "_record", "_reply",
-        "_sending", "_started_s", "_status", "_unfinished", "_watch", "committed", "settled", "verdict",
+        "_sending", "_started_s", "_status", "_followed", "_unfinished", "_watch", "committed", "settled", "verdict",
     )  # fmt: skip
 
     def __init__(self, call: Call, sending: Sending, reply: Reply, record: Record, clock: Clock) -> None:
@@ -64,13 +65,18 @@ class Relay:
         self._unfinished = sending.choices
         self._watch = Watch()
         self._express = self._done = False
-        self.committed = self.settled = False
+        self._followed = sending.thread
+        self.committed = self._followed is not None and self._followed.goes_on
+        self.settled = False
 
     def begin(self, connection: Connection, head: bytes) -> None:
         """Send the request on a connection and wait for its answer."""
         self._connection = connection
         self._reply.listener = self
         connection.send(head, self._sending.body, self)
+        if self._reply.blocked:
+            # An earlier leg's text still waits for a slow client.
+            self.client_ready(False)
 
     # the engine's side
 
@@ -97,7 +103,7 @@ class Relay:
         self._last_s = self._clock.now_s()
         self._record.output_events += 1
         self._watch.token(text)
-        self._reply.pass_chunk(read)
+        self._reply.pass_chunk(read if self._followed is None else self._followed.token(text, read))
         return True
 
     def on_body(self, data: bytes) -> None:
@@ -152,7 +158,8 @@ class Relay:
     def tick(self, now_s: float) -> None:
         """Check the deadlines; called about ten times a second."""
         times = Times(self._started_s, self._last_s, self._blocked_since_s, self._finished_at_s, self._call.deadline_s)
-        match due(times, now_s, self._sending, streamed=self._call.stream, committed=self.committed):
+        answering = self.committed and not (self._followed is not None and self._followed.waits)
+        match due(times, now_s, self._sending, streamed=self._call.stream, committed=answering):
             case "finish":
                 self._finish_stream()
             case "cut":
@@ -188,6 +195,8 @@ class Relay:
             self._finish_stream(missing_done=False)
         # A read can be passed on as it is only where no event is under way.
         self._express = self.committed and not self.settled and self._reply.framed and framer.is_idle()
+        if self._followed is not None and self._followed.goes_on:
+            self._express = False
 
     def _take(self, event: sse.Event) -> bytes:
         """Read one event; return what goes to the client now."""
@@ -196,7 +205,8 @@ class Relay:
             self._fail_in_band(seen)
             return b""
         if seen.usage is not None:
-            self._record.usage = merge_usage(self._record.usage, seen.usage)
+            merged = merge_usage(self._record.usage, seen.usage)
+            self._record.usage = merged if self._followed is None else self._followed.usage(seen.usage)
             self._note_timings(seen.timings)
         if seen.finished is not None:
             self._unfinished -= seen.ends
@@ -213,7 +223,27 @@ class Relay:
                 return b""
             return self._commit(event, seen)
         self._record.output_events += seen.carries
-        return self._sending.rewriter.event(event, seen)
+        return self._out(event, seen)
+
+    def _out(self, event: sse.Event, seen: EventFacts) -> bytes:
+        """Return what goes to the client for an event: as it is rewritten, or as a continued answer has it."""
+        thread, rewriter = self._followed, self._sending.rewriter
+        if thread is None:
+            return rewriter.event(event, seen)
+        if seen.usage_only and not self._finished_at_s:
+            # Without its end an answer goes on elsewhere, and the usage of all of it comes then.
+            self._held.append(event)
+            return b""
+        try:
+            events = thread.events(event)
+        except Impossible as impossible:
+            self._fail(FailureKind.BAD_ANSWER, f"the answer could not be continued: {impossible.reason}")
+            return b""
+        if thread.ended is not None:
+            self._record.usage = thread.ended.usage
+            self._done = True
+        shape = self._call.endpoint.shape
+        return b"".join([rewriter.event(e, facts.read_event(e, shape, opening=True)) for e in events])
 
     def _commit(self, event: sse.Event, seen: EventFacts) -> bytes:
         """The first content is here: from now on this try is the answer."""
@@ -224,14 +254,16 @@ class Relay:
             self._reply.head(self._status, tuple(self._headers), None)
         held, self._held = self._held, []
         shape = self._call.endpoint.shape
-        rewriter = self._sending.rewriter
-        pieces = [rewriter.event(e, facts.read_event(e, shape, opening=True)) for e in held]
-        return b"".join((*pieces, rewriter.event(event, seen)))
+        pieces = [self._out(e, facts.read_event(e, shape, opening=True)) for e in held]
+        return b"".join((*pieces, self._out(event, seen)))
 
     def _finish_stream(self, *, missing_done: bool = True) -> None:
         """All is said: write the sentinel, whether the engine remembered it or not."""
         if self.settled:
             return
+        held, self._held = self._held, []
+        shape = self._call.endpoint.shape
+        self._reply.write(b"".join([self._out(e, facts.read_event(e, shape, opening=True)) for e in held]))
         if self._sending.sends_done:
             self._reply.write(_DONE)
         self._settle(Outcome.OK, None, missing_done=missing_done and self._sending.sends_done)
@@ -301,7 +333,7 @@ class Relay:
             if self._blocked_since_s:
                 # Paused for a slow client: the next call on this connection must not inherit that.
                 connection.pause(False)
-            if outcome is Outcome.OK:
+            if outcome is Outcome.OK and (self._followed is None or self._followed.ended is None):
                 connection.release(self)
             else:
                 connection.drop(self)

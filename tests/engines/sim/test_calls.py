@@ -74,6 +74,12 @@ def test_ids_continue_chat_and_completions() -> None:
         assert found.text(0, 1) == " t7"
 
 
+def test_a_prompt_of_plain_completions_that_ends_with_an_answer_continues_it() -> None:
+    found = call("completions", prompt="hello t0 t1 t2")
+    assert (found.text(0, 2), found.has_prefix) == (" t3 t4", True)
+    assert not call("completions", prompt="hello").has_prefix
+
+
 def test_ids_cut_inside_a_character_leak_the_prompt() -> None:
     ids = [*tokens.encode("secret"), *VOCABULARIES["unicode"].ids(0, 3)]
     found = call("completions", prompt=ids, sim_vocabulary="unicode")

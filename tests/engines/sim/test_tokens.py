@@ -74,3 +74,16 @@ def test_a_text_that_begins_the_answer_continues_it(vocabulary: tokens.Vocabular
 @pytest.mark.parametrize("text", ["t1", "t0 t2", "hello", "t0  t1"])
 def test_any_other_text_continues_nothing(text: str) -> None:
     assert ASCII.continued_text(text) == Continuation()
+
+
+@given(st.sampled_from([ASCII, UNICODE]), st.text(max_size=8), st.integers(2, 400))
+def test_the_end_of_a_text_continues_the_answer(vocabulary: tokens.Vocabulary, before: str, cut: int) -> None:
+    whole = vocabulary.texts(0, 500)
+    beginning = whole[: min(cut, len(whole))]
+    found = vocabulary.continued_end(before + beginning)
+    assert beginning + vocabulary.texts(found.start, 500)[found.skip_chars :] == whole
+
+
+@pytest.mark.parametrize("text", ["", "hello", "say t1", "t"])
+def test_a_text_that_ends_otherwise_continues_nothing(text: str) -> None:
+    assert ASCII.continued_end(text) == Continuation()

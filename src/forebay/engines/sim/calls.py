@@ -223,7 +223,7 @@ def _completions(body: bytes, spec: SimSpec) -> Call:
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         continuation = _vocabulary(fields, spec).continued_ids(prompt)
     elif isinstance(prompt, str):
-        continuation = Continuation()
+        continuation = _vocabulary(fields, spec).continued_end(prompt)
     else:
         raise SimError(400, "prompt must be a text or a list of token ids; one prompt in a call", param="prompt")
     return _openai_call("completions", fields, spec, prompt, continuation, bool(continuation.start))

@@ -5,7 +5,7 @@ a byte-level BPE, the first half carries no text and the second the whole charac
 into pieces of up to 4 UTF-8 bytes. Ids and texts map to each other exactly, both ways.
 
 An answer is continued, not begun anew, when the prompt ends with the ids of its first tokens or when its
-last assistant message is a beginning of it.
+last assistant message, or the end of the prompt of plain completions, is a beginning of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,6 +75,17 @@ class Vocabulary(Struct, frozen=True):
             length += len(piece)
             number += 1
         return Continuation(number)
+
+    def continued_end(self, text: str) -> Continuation:
+        """Find how much of the answer a text ends with, as the prompt of plain completions does that go on."""
+        beginning = self.text(0) or self.text(1)
+        at = text.rfind(beginning)
+        while at >= 0:
+            found = self.continued_text(text[at:])
+            if found.start:
+                return found
+            at = text.rfind(beginning, 0, at)
+        return Continuation()
 
 
 def _ascii_text(number: int) -> str:

@@ -1,0 +1,250 @@
+"""After an engine has died in the middle of an answer: the answer goes on with another one, unseen by the client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from heapq import heapify, heappop, heappush
+
+from msgspec.structs import replace
+
+from forebay.domain import FailureKind, Outcome
+from forebay.ports import Lease, Record, Reply
+from forebay.routing import attempts
+from forebay.routing.pool import Fleet
+from forebay.traffic import Call, Verdict
+from forebay.upstream.continuation.edits import closing
+from forebay.upstream.continuation.reasons import Reason
+from forebay.upstream.continuation.shapes import shape_of
+from forebay.upstream.continuation.thread import Thread
+from forebay.upstream.continuation.told import Finish, Leg
+from forebay.upstream.deadlines import Sending
+from forebay.upstream.relay import PING
+from forebay.wire import facts, sse
+from forebay.wire.members import read_members
+
+# What transcripts and the bodies to be sent again may take together; the largest are given up beyond (T30).
+MAX_HELD_BYTES = 268_435_456
+# Of a pool's prefill, that answers which go on may take; the first of them goes in any case (T30).
+SHARE_RATIO = 0.2
+SHARE_TIME_S = 2.0
+MAX_UNKNOWN = 8
+# A pool whose other replicas are gone gets so long for the one that died to come back.
+RETURN_S = 1.0
+# How often a pool is looked at that has no room, or nobody, for an answer that is to go on.
+LOOK_S = 0.05
+_OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
+_NONE: frozenset[str] = frozenset()
+
+Attempt = Callable[[Call, Sending, Lease, Reply, Record], Awaitable[tuple[Verdict, FailureKind | None]]]
+
+
+class Continuer:
+    """Lets answers go on; one for all pools.
+
+    Attributes:
+        moved: legs that were begun, by pool.
+        lost: broken answers that could not go on, by reason.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._threads: dict[Thread, int] = {}
+        self._turns: dict[str, _Turns] = {}
+        self.moved: dict[str, int] = {}
+        self.lost: dict[str, int] = dict.fromkeys(Reason, 0)
+
+    def follow(self, call: Call, sending: Sending) -> Sending:
+        """Follow the answer to a call, where it could go on; `leave` is due for the thread of what is returned."""
+        if sending.plan is None:
+            return sending
+        thread = Thread(sending.plan, call.endpoint.shape)
+        self._threads[thread] = len(sending.body)
+        return replace(sending, thread=thread)
+
+    def leave(self, sending: Sending) -> None:
+        """Forget an answer that has ended."""
+        if sending.thread is not None:
+            self._threads.pop(sending.thread, None)
+
+    def tick(self) -> None:
+        """Keep the memory of all transcripts within its bound; called ten times a second."""
+        held = sum(size + thread.held_bytes for thread, size in self._threads.items())
+        if held <= MAX_HELD_BYTES:
+            return
+        for thread in sorted(self._threads, key=lambda t: t.held_bytes, reverse=True):
+            held -= thread.held_bytes
+            thread.forget(Reason.ANSWER_TOO_LONG)
+            if held <= MAX_HELD_BYTES:
+                return
+
+    async def go_on(
+        self, call: Call, sending: Sending, died: tuple[Verdict, str], attempt: Attempt, partners: tuple[Reply, Record]
+    ) -> Verdict:
+        """Let an answer go on until it is complete, or cannot.
+
+        Args:
+            call: whose answer it is.
+            sending: of the first leg; has a thread.
+            died: how the latest leg ended, and on which replica.
+            attempt: runs one leg.
+            partners: the client's side and the record.
+        """
+        (verdict, name), (reply, record) = died, partners
+        thread, dead = sending.thread, frozenset((name,))
+        while verdict.outcome not in _OVER and not reply.gone:
+            if thread is None:
+                return self._lost(verdict, self._why_not(call, sending))
+            leg = self._next(thread, sending, verdict)
+            if leg is None:
+                return self._lost(verdict, thread.given_up or Reason.UNREADABLE)
+            if isinstance(leg, Finish):
+                return _end(leg, thread, call, sending, reply, record)
+            turns = self._turns.setdefault(sending.pool, _Turns())
+            longer = replace(call, prompt_tokens=call.prompt_tokens + thread.told.tokens)
+            try:
+                await self._turn(turns, thread, longer.prompt_tokens, sending, reply)
+                lease = await self._berth(longer, sending, dead, reply)
+                if lease is None:
+                    return self._lost(verdict, Reason.NO_ENGINE)
+                thread.on_joined = _Joined(turns, thread, lease)
+                record.continued += 1
+                self.moved[sending.pool] = self.moved.get(sending.pool, 0) + 1
+                verdict, failure = await attempt(call, replace(sending, body=leg.body), lease, reply, record)
+            finally:
+                turns.leave(thread)
+            if failure is not None and not thread.at_seam:
+                dead |= {lease.replica.name}
+        return verdict
+
+    def _next(self, thread: Thread, sending: Sending, verdict: Verdict) -> Leg | Finish | None:
+        """Decide what follows."""
+        failure = attempts.failure_of(verdict)
+        return thread.next(
+            sending.body,
+            failure or FailureKind.STATUS,
+            refused=failure is None and verdict.answer is not None,
+            overflow=attempts.is_context_overflow(verdict),
+        )
+
+    def _lost(self, verdict: Verdict, reason: Reason) -> Verdict:
+        """Count an answer that cannot go on, and say why; what an engine said of a leg's request is left out."""
+        self.lost[reason] += 1
+        message = f"{verdict.message or 'the engine failed'}; the answer could not go on elsewhere: {reason}"
+        return replace(verdict, answer=None, message=message)
+
+    def _why_not(self, call: Call, sending: Sending) -> Reason:
+        """Say why the answer to a request is not followed."""
+        state = next(self._fleet.states(sending.pool), None)
+        if state is None:
+            return Reason.NO_ENGINE
+        ids = self._fleet.token_ids(sending.pool)
+        plan = shape_of(read_members(sending.body), call.endpoint.shape, call.stream, state.pool.engine, ids)
+        return plan if isinstance(plan, Reason) else Reason.NO_IDS
+
+    async def _turn(self, turns: "_Turns", thread: Thread, tokens: int, sending: Sending, reply: Reply) -> None:
+        """Wait for the answer's turn."""
+        turn = turns.enter(thread, tokens, self._room_tokens(sending.pool))
+        while not turn.done():
+            await asyncio.wait((turn,), timeout=sending.stream.ping_s or None)
+            if not turn.done():
+                reply.write(PING)
+
+    async def _berth(self, call: Call, sending: Sending, dead: frozenset[str], reply: Reply) -> Lease | None:
+        """Take a replica that has not died under the answer, else one that may be back; None when nobody is left.
+
+        As long as a first byte may take, it waits for one that is well and has no room.
+        """
+        waited_s = silent_s = 0.0
+        while True:
+            others = self._others(sending.pool, dead)
+            excluded = dead if others or waited_s < RETURN_S else _NONE
+            lease = self._fleet.take(sending.pool, call, excluded, held=False)
+            if lease is not None or waited_s >= (sending.timeouts.first_byte_s if others else RETURN_S):
+                return lease
+            await asyncio.sleep(LOOK_S)
+            waited_s += LOOK_S
+            silent_s += LOOK_S
+            if sending.stream.ping_s and silent_s >= sending.stream.ping_s:
+                silent_s = 0.0
+                reply.write(PING)
+
+    def _others(self, pool: str, dead: frozenset[str]) -> bool:
+        """Say whether a pool has a usable replica beside some."""
+        for state in self._fleet.states(pool):
+            if state.replica.name not in dead and state.usable(state.now_s()):
+                return True
+        return False
+
+    def _room_tokens(self, pool: str) -> float | None:
+        """Return how many prompt tokens of answers that go on may be under way; None while no speed is known."""
+        speeds = [state.speed.tokens_per_s for state in self._fleet.states(pool) if state.speed.known]
+        return SHARE_RATIO * SHARE_TIME_S * sum(speeds) if speeds else None
+
+
+class _Turns:
+    """Who of a pool's broken answers goes next: those of which the client has the most."""
+
+    def __init__(self) -> None:
+        self._running: dict[Thread, int] = {}
+        self._waiting: list[tuple[int, int, Thread, int, asyncio.Future[None]]] = []
+        self._sequence = 0
+        self._room_tokens: float | None = None
+
+    def enter(self, thread: Thread, tokens: int, room_tokens: float | None) -> "asyncio.Future[None]":
+        """Return what is done when the answer may go on."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room_tokens = room_tokens
+        self._sequence += 1
+        heappush(self._waiting, (-thread.told.tokens, self._sequence, thread, tokens, turn))
+        self._admit()
+        return turn
+
+    def leave(self, thread: Thread) -> None:
+        """Let the next one go on, whether the answer had its turn or still waits; a second time changes nothing."""
+        if self._running.pop(thread, None) is None:
+            waiting = [entry for entry in self._waiting if entry[2] is not thread]
+            if len(waiting) == len(self._waiting):
+                return
+            self._waiting = waiting
+            heapify(waiting)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            _, _, thread, tokens, turn = self._waiting[0]
+            if not self._fits(tokens):
+                return
+            heappop(self._waiting)
+            self._running[thread] = tokens
+            turn.set_result(None)
+
+    def _fits(self, tokens: int) -> bool:
+        if not self._running:
+            return True
+        if self._room_tokens is None:
+            return len(self._running) < MAX_UNKNOWN
+        return sum(self._running.values()) + tokens <= self._room_tokens
+
+
+class _Joined:
+    """Told when the first text of a leg goes to the client: its prompt is computed, which makes room for the next."""
+
+    def __init__(self, turns: _Turns, thread: Thread, lease: Lease) -> None:
+        self._turns = turns
+        self._thread = thread
+        self._lease = lease
+
+    def __call__(self) -> None:
+        self._turns.leave(self._thread)
+        self._lease.first_token()
+
+
+def _end(finish: Finish, thread: Thread, call: Call, sending: Sending, reply: Reply, record: Record) -> Verdict:
+    """End an answer of which nothing is left to say."""
+    usage = finish.usage
+    record.usage = usage if usage.prompt_tokens else replace(usage, prompt_tokens=call.prompt_tokens, estimated=True)
+    shape = call.endpoint.shape
+    for event in closing(replace(finish, usage=record.usage), thread.told.head, shape):
+        reply.write(sending.rewriter.event(event, facts.read_event(event, shape, opening=True)))
+    reply.write(sse.render(sse.Event(sse.DONE)))
+    reply.end()
+    return Verdict(True, Outcome.OK)

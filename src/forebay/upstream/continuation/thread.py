@@ -1,0 +1,146 @@
+"""One answer over all its legs: what the relay asks at each event, and what is decided when an engine dies."""
+
+from collections.abc import Callable
+
+from forebay.domain import FailureKind, Usage
+from forebay.upstream.continuation.moves import AtLimit, Continue, Death, GiveUp, next_leg
+from forebay.upstream.continuation.reasons import Impossible, Reason
+from forebay.upstream.continuation.resume import at_limit, resume_request
+from forebay.upstream.continuation.seam import Seam
+from forebay.upstream.continuation.shapes import Plan
+from forebay.upstream.continuation.token_ids import chunk_of, without_ids
+from forebay.upstream.continuation.told import Finish, Leg, Mode, Told
+from forebay.upstream.continuation.transcript import Transcript
+from forebay.wire.endpoints import Shape
+from forebay.wire.sse import Event
+
+
+class Thread:
+    """Follows one answer.
+
+    Attributes:
+        plan: how it could go on.
+        moves: legs beyond the first.
+        told: what the client had when the latest engine died.
+        given_up: why it cannot go on; None while it can.
+        on_joined: called when the first events of a new leg go to the client.
+    """
+
+    __slots__ = ("_barred", "_failed", "_mode", "_seam", "_shape", "_transcript", "given_up", "moves", "on_joined",
+                 "plan", "told")  # fmt: skip
+
+    def __init__(self, plan: Plan, shape: Shape) -> None:
+        self.plan = plan
+        self.moves = 0
+        self.told = Told()
+        self.given_up: Reason | None = None
+        self.on_joined: Callable[[], None] | None = None
+        self._shape: Shape = shape
+        self._transcript = Transcript()
+        self._seam: Seam | None = None
+        self._mode: Mode | None = None
+        self._barred: frozenset[Mode] = frozenset()
+        self._failed: Reason | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return self._transcript.held_bytes
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the running leg is not the first one, so that the client has been sent something already."""
+        return self._seam is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of the running leg has gone to the client yet, though it is not the first one."""
+        return self._seam is not None and not self._seam.joined
+
+    @property
+    def ended(self) -> Finish | None:
+        """The end of the answer, when a stop string over the seam has ended it: the engine is to be left."""
+        return None if self._seam is None else self._seam.finish
+
+    @property
+    def at_seam(self) -> bool:
+        """Whether the running leg ended because it could not be joined: no fault of the engine that made it."""
+        return self._failed is not None
+
+    def token(self, text: bytes, read: bytes) -> bytes:
+        """Keep a read that is one more token; return the chunk that the client gets."""
+        self._transcript.add(text)
+        if not self.plan.collects_ids:
+            return read
+        bare = without_ids(text)
+        return read if bare is text else chunk_of(bare)
+
+    def events(self, event: Event) -> list[Event]:
+        """Keep an event, or join it to the answer; return those that go to the client.
+
+        Raises:
+            Impossible: the leg cannot be joined, and nothing of it has gone to the client.
+        """
+        seam = self._seam
+        if seam is None:
+            self._transcript.add(event.data)
+            return [self._bare(event)]
+        waited = not seam.joined
+        try:
+            joined = seam.join(event)
+        except Impossible as impossible:
+            self._failed = impossible.reason
+            raise
+        if waited and seam.joined and self.on_joined is not None:
+            self.on_joined()
+        return [self._bare(e) for e in joined]
+
+    def usage(self, usage: Usage) -> Usage:
+        """Return the usage of the whole answer from that of the running leg."""
+        return usage if self._seam is None else self._seam.usage(usage)
+
+    def forget(self, reason: Reason) -> None:
+        """Keep nothing more of it: it cannot go on."""
+        self.given_up = reason
+        self._transcript.give_up(reason)
+
+    def next(self, sent: bytes, failure: FailureKind, *, refused: bool, overflow: bool) -> Leg | Finish | None:
+        """Decide what follows the death of an engine; None when the answer cannot go on, for the reason `given_up`.
+
+        Args:
+            sent: body of the first leg's request.
+            failure: of the engine.
+            refused: it answered the leg's request with a 4xx of its own.
+            overflow: that answer says that the prompt is too long.
+        """
+        if self.given_up is not None:
+            return None
+        self.told = self._transcript.told()
+        death = Death(failure, self.moves, self._mode, self._failed, refused, overflow, self._barred)
+        self._failed = None
+        try:
+            match next_leg(death, self.told, self.plan):
+                case GiveUp(reason):
+                    self.given_up = reason
+                    return None
+                case AtLimit():
+                    return at_limit(sent, self.told)
+                case Continue(barred):
+                    self._barred = barred
+                    return self._begin(resume_request(sent, self.told, self.plan, barred))
+        except Impossible as impossible:
+            self.given_up = impossible.reason
+        return None
+
+    def _begin(self, leg: Leg | Finish) -> Leg | Finish:
+        if isinstance(leg, Leg):
+            self.moves += 1
+            self._mode = leg.mode
+            self._seam = Seam(leg, self.told, self._transcript, self._shape)
+        return leg
+
+    def _bare(self, event: Event) -> Event:
+        if not self.plan.collects_ids:
+            return event
+        bare = without_ids(event.data)
+        return event if bare is event.data else Event(bare, event.name)
