@@ -141,12 +141,16 @@ class Continuer:
         return plan if isinstance(plan, Reason) else Reason.NO_IDS
 
     async def _turn(self, turns: "_Turns", thread: Thread, tokens: int, sending: Sending, reply: Reply) -> None:
-        """Wait for the answer's turn."""
+        """Wait for the answer's turn, as long as a first byte may take; from then on it goes without one."""
         turn = turns.enter(thread, tokens, self._room_tokens(sending.pool))
-        while not turn.done():
-            await asyncio.wait((turn,), timeout=sending.stream.ping_s or None)
-            if not turn.done():
+        left_s = sending.timeouts.first_byte_s
+        while not turn.done() and left_s > 0.0:
+            step_s = min(left_s, sending.stream.ping_s or left_s)
+            await asyncio.wait((turn,), timeout=step_s)
+            left_s -= step_s
+            if not turn.done() and sending.stream.ping_s:
                 reply.write(PING)
+        turn.cancel()
 
     async def _berth(self, call: Call, sending: Sending, dead: frozenset[str], reply: Reply) -> Lease | None:
         """Take a replica that has not died under the answer, else one that may be back; None when nobody is left.

@@ -4,6 +4,7 @@ The baselines are what proxies do: each request goes to an engine at once. `held
 own in front, so that holding back can be told apart from ordering.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -75,7 +76,7 @@ RouterFactory = Callable[[Floor, Clock, SimSpec, int], Router]
 """Makes a router for so many engines of a kind, on the clock of the run."""
 
 
-class PassThrough:
+class PassThrough(ABC):
     """Sends each request at once; the base of the baselines."""
 
     tick_s = 0.0
@@ -99,7 +100,7 @@ class PassThrough:
         """Take the rest off the load."""
         self._load[job.engine] -= self._arriving(job.arrival) - self._prefilled(job.arrival)
 
-    def tick(self) -> None:
+    def tick(self) -> None:  # noqa: B027 - to do nothing is right for all of them
         """Nothing depends on time."""
 
     def _least(self) -> int:
@@ -110,13 +111,13 @@ class PassThrough:
         self._turn = (best + 1) % count
         return best
 
+    @abstractmethod
     def _arriving(self, arrival: Arrival) -> int:
         """Load that a request brings."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _prefilled(self, arrival: Arrival) -> int:
         """Load that it leaves off with its first token."""
-        raise NotImplementedError
 
 
 class RoundRobin(PassThrough):
