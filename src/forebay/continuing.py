@@ -150,7 +150,8 @@ class Continuer:
             left_s -= step_s
             if not turn.done() and sending.stream.ping_s:
                 reply.write(PING)
-        turn.cancel()
+        if not turn.done():
+            turns.leave(thread)
 
     async def _berth(self, call: Call, sending: Sending, dead: frozenset[str], reply: Reply) -> Lease | None:
         """Take a replica that has not died under the answer, else one that may be back; None when nobody is left.
