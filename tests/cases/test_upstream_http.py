@@ -205,6 +205,11 @@ def time_wait(port: int) -> int:
     return sum(1 for row in rows if row[3] == "06" and int(row[2].split(":")[1], 16) == port)
 
 
+def connections_of_calls(engine: ScriptedEngine) -> int:
+    """Count the connections that carried calls; how many polls and probes have had one of their own, is chance."""
+    return len({seen.connection for seen in engine.posts if seen.target == CHAT})
+
+
 def storm(pair: Pair, count: int, concurrency: int) -> list[int]:
     """Send so many requests over kept connections and return every status."""
     left = iter(range(count))
@@ -231,7 +236,7 @@ def test_case_075_connections_are_reused(engine: Any, gateway: Any) -> None:
     upstream = engine()
     pair = Pair(upstream, gateway(document(upstream)))
     assert storm(pair, 1000, 64) == [200] * 1000
-    assert upstream.accepted <= 64 + 8
+    assert connections_of_calls(upstream) <= 64 + 8
     assert time_wait(upstream.port) < 200
     names = {name for name, _ in pair.gateway.metrics()}
     assert [name for name in names if "upstream" in name and "connection" in name], "no metric shows new connections"
@@ -266,5 +271,5 @@ def test_case_075_an_engine_that_closes_every_tenth_time(engine: Any, gateway: A
 
     upstream.default = closing
     assert storm(pair, 1000, 64) == [200] * 1000
-    assert 100 <= upstream.accepted <= 64 + 100 + 16
+    assert 100 <= connections_of_calls(upstream) <= 64 + 100 + 16
     pair.gateway.common_ending()

@@ -236,7 +236,8 @@ def whole(asked: Asked, timed: Timed, row: Document, gap_s: float) -> None:
     assert (seen.finishes, seen.dones, len(seen.ids), seen.error) == (["length"], 1, 1, None), told
     assert b'token_ids":[' not in answer.body and SECRET not in answer.body.decode(), told
     assert len(seen.usages) == asked.usage, told
-    assert row["outcome"] == "ok" and row["continued"] == len(row["attempts"]) - 1, told
+    # A reset throws away what the kernel had not given us yet: with it the first token, and the call is tried anew.
+    assert row["outcome"] == "ok" and row["continued"] <= len(row["attempts"]) - 1, told
     if row["usage_estimated"]:
         # Where no ids came, events are counted, which are fewer than tokens where one holds two.
         assert BY_TEXT.keys() <= asked.more.keys() and row["output_length"] <= asked.tokens, told
