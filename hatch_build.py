@@ -29,7 +29,7 @@ COMPILED = (
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
     "upstream/send", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
-    "recording/metrics", "degrade/tenants", "timing", "degrading", "lessons",
+    "recording/metrics", "degrade/tenants", "timing", "degrading", "lessons", "placing",
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from forebay.identity.keys import identify
 from forebay.ledger import MonthLedger
 from forebay.lessons import Lessons
 from forebay.pipeline import Pipeline
+from forebay.placing import Placing
 from forebay.policy import PolicyHolder
 from forebay.polling import Poller
 from forebay.processes import Child
@@ -104,9 +105,8 @@ class DataPlane:
         self._local = LocalAnswers(insight, identify)
         self.continuer = Continuer(self.fleet)
         dispatcher = Dispatcher(self.fleet, self.budgets, self.upstream, self.continuer, self.lessons)
-        self._pipeline = Pipeline(
-            self.policy, self.understanding, self.gate, dispatcher, self.recorder, self._local, self.lessons.degrading
-        )
+        placing = Placing(self.gate, self.lessons.degrading)
+        self._pipeline = Pipeline(self.policy, self.understanding, placing, dispatcher, self.recorder, self._local)
         self.edge = EdgeServer(loop, clock, self._pipeline.handle)
         self._ready = False
         self._started_s = clock.now_s()

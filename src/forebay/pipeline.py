@@ -1,7 +1,7 @@
 """THE REQUEST PATH, outermost first: read this file as the table of contents of the data plane.
 
 A request comes from `edge`, whole. It gets a record (`recording`), a tenant (`identity`), a meaning
-(`edge.body`, `understanding`), a permit (`admission`) that is held to the last byte, and tries on
+(`edge.body`, `understanding`), a place (`placing`: a permit of `admission`, held to the last byte), and tries on
 replicas (`dispatch`: `routing` chooses, `upstream` relays inside transport callbacks). Whatever happens,
 the permit is given back and the record is closed exactly once.
 """
@@ -11,12 +11,10 @@ import itertools
 import logging
 import secrets
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 from forebay import cleaning
 from forebay.admission.hygiene import is_clean
-from forebay.degrading import Degrading
 from forebay.dispatch import Dispatcher, Ended
 from forebay.domain import Outcome
 from forebay.edge import ending, routes
@@ -26,16 +24,15 @@ from forebay.edge.reply import Reply
 from forebay.errors import ForebayError, Refused
 from forebay.identity.address import client_address
 from forebay.identity.keys import identify
+from forebay.placing import Placing
 from forebay.policy import Policy, PolicyHolder
-from forebay.ports import Gate, Permit
+from forebay.ports import Permit
 from forebay.recording.record import CallRecord, Recorder
 from forebay.traffic import Call, Request
 from forebay.understanding import Understanding, request_id
 from forebay.wire.endpoints import Endpoint
 
 log = logging.getLogger(__name__)
-
-_NO_ROOM = ("queue_full", "queue_timeout", "overloaded")
 
 
 class Pipeline:
@@ -45,22 +42,20 @@ class Pipeline:
         run_id: what the ids of its calls begin with.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each step of the path
+    def __init__(
         self,
         policy: PolicyHolder,
         understanding: Understanding,
-        gate: Gate,
+        placing: Placing,
         dispatcher: Dispatcher,
         recorder: Recorder,
         local: LocalAnswers,
-        degrading: Degrading,
     ) -> None:
         self._policy = policy
-        self._gate = gate
+        self._placing = placing
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._local = local
-        self._degrading = degrading
         self._understanding = understanding
         self.run_id = secrets.token_hex(5)
         self._sequence = itertools.count(1)
@@ -101,8 +96,8 @@ class Pipeline:
             record.understood(call)
             if not is_clean(request.body):
                 asked = await cleaning.cleaned(request, asked, call, policy, record)
-            call = self._degrading.placed(call, policy, reply, record)
-            permit = self._gate.at_once(call, policy.models[call.model].pool) or await self._let_in(call, policy)
+            call = self._placing.placed(call, policy, reply, record)
+            permit = self._placing.at_once(call, policy) or await self._placing.let_in(call, policy)
             reply.extra += explained(request, call, permit)
             record.admitted(request.received_s)
             reply.timing = record.server_timing
@@ -124,18 +119,6 @@ class Pipeline:
                 used = record.settled_usage()
                 model = policy.models[record.model]
                 permit.release(self._understanding.learn(call, model, used, complete=record.complete))
-
-    async def _let_in(self, call: Call, policy: Policy) -> Permit:
-        """Wait for a permit on the model's pool, else on the pools of its fallbacks."""
-        model = policy.models[call.model]
-        try:
-            return await self._gate.acquire(call, model.pool)
-        except Refused as refusal:
-            if refusal.code in _NO_ROOM:
-                for name in model.fallback:
-                    with suppress(Refused):
-                        return await self._gate.acquire(call, policy.models[name].pool)
-            raise
 
 
 def _close(ended: Ended, call: Call, reply: Reply, record: CallRecord) -> None:

@@ -1,0 +1,53 @@
+"""Where a call is served: its own model or the one that it is degraded to, and the pool that lets it in."""
+
+from contextlib import suppress
+
+from forebay.degrading import Degrading
+from forebay.errors import Refused
+from forebay.policy import Policy
+from forebay.ports import Gate, Permit, Reply
+from forebay.recording.record import CallRecord
+from forebay.traffic import Call
+
+_NO_ROOM = ("queue_full", "queue_timeout", "overloaded")
+
+
+class Placing:
+    """Finds calls their place.
+
+    Args:
+        gate: lets calls in.
+        degrading: knows the tenants that are served by another model.
+    """
+
+    def __init__(self, gate: Gate, degrading: Degrading) -> None:
+        self._gate = gate
+        self._degrading = degrading
+
+    def placed(self, call: Call, policy: Policy, reply: Reply, record: CallRecord) -> Call:
+        """Return the call as it is served; an answer that is degraded says so."""
+        return self._degrading.placed(call, policy, reply, record)
+
+    def at_once(self, call: Call, policy: Policy) -> Permit | None:
+        """Take the right to run a call if that needs no waiting.
+
+        Raises:
+            Refused: the tenant has no room.
+        """
+        return self._gate.at_once(call, policy.models[call.model].pool)
+
+    async def let_in(self, call: Call, policy: Policy) -> Permit:
+        """Wait for a permit on the model's pool, else on the pools of its fallbacks.
+
+        Raises:
+            Refused: the tenant has no room, or none of the pools has.
+        """
+        model = policy.models[call.model]
+        try:
+            return await self._gate.acquire(call, model.pool)
+        except Refused as refusal:
+            if refusal.code in _NO_ROOM:
+                for name in model.fallback:
+                    with suppress(Refused):
+                        return await self._gate.acquire(call, policy.models[name].pool)
+            raise

