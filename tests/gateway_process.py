@@ -78,17 +78,27 @@ class Gateway:
         self._out = folder / "output.log"
         self.settings = {"listen": self._listen(self.address), "admin": self._listen(self.admin), **settings}
         self.file.write_text(yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True))
-        command = [sys.executable, "-m", "forebay.cli.main", "serve", "-c", str(self.file)]
-        with self._out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, "--data-dir", str(self.data_dir)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **env},
-                start_new_session=True,
-            )
+        self._out.write_bytes(b"")
+        self._env = {**os.environ, **env}
+        self.process = self._started()
         if ready:
             self._wait_ready()
+
+    def _started(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "forebay.cli.main", "serve", "-c", str(self.file)]
+        with self._out.open("ab") as out:
+            return subprocess.Popen(
+                [*command, "--data-dir", str(self.data_dir), *options],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def replaced(self) -> subprocess.Popen[bytes]:
+        """Start another process that takes over from this one, which is returned; the new one is `process` now."""
+        old, self.process = self.process, self._started("--take-over")
+        return old
 
     @staticmethod
     def _listen(address: tuple[str, int]) -> str:

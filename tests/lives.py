@@ -10,7 +10,7 @@ from forebay.admission.quota import Quota, Reservation
 from forebay.admission.spending import price_of
 from forebay.clock import ManualClock
 from forebay.domain import Outcome, Spend, Tenant
-from forebay.ledger import MonthLedger
+from forebay.ledger import Counted, MonthLedger
 from forebay.policy import Policy, Price
 from forebay.recording.lines import CloseLine
 
@@ -31,7 +31,7 @@ class Life:
         self._calls = 0
 
     async def start(self) -> None:
-        await self.ledger.start(self.run_id, PRICES)
+        await self.ledger.start((Counted((f"{self.run_id}-",)),), PRICES)
 
     def call(self, tenant: str = "a", prompt: int = 10, output: int = 5, cached: int | None = None) -> None:
         """Let a call begin and end, as the pipeline does: its line first, then its settlement, at one moment."""

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     "ledger": GROUND | {"admission", "recording"},
+    "handover": GROUND,
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
     | {"actions", "continuing", "lessons"},
@@ -60,11 +61,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "app": GROUND
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
-    | {"gauges", "status", "actions", "degrading", "lessons", "placing", "timing"}
+    | {"gauges", "status", "actions", "degrading", "lessons", "placing", "timing", "handover"}
     | {"config", "engines", "console", "processes"},
     # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND
-    | {"config", "app", "processes", "startup", "console.token", "engines", "admission"}
+    | {"config", "app", "handover", "processes", "startup", "console.token", "engines", "admission"}
     | {"recording", "plan", "release", "upstream"},
 }
 

@@ -4,11 +4,9 @@ One process, one loop. The control plane and the embedded engine are children th
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -20,6 +18,7 @@ import msgspec
 from forebay import __version__, status
 from forebay.actions import Actions
 from forebay.admission.gate import LocalGate
+from forebay.admission.spending import Seed
 from forebay.clock import Clock
 from forebay.config.load import Settings
 from forebay.config.reload import DocumentWatch
@@ -31,8 +30,9 @@ from forebay.edge.local import Insight, LocalAnswers
 from forebay.edge.server import EdgeServer
 from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
+from forebay.handover import FORMAT, Hello, Offer, Released, Spent, Taken, bound_unix_socket
 from forebay.identity.keys import identify
-from forebay.ledger import MonthLedger
+from forebay.ledger import Counted, MonthLedger
 from forebay.lessons import Lessons
 from forebay.pipeline import Pipeline
 from forebay.placing import Placing
@@ -54,9 +54,10 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 SLOW_TICK_S = 1.0
+# After a hand-over clients may use their idle connections for so long; each is closed behind its next answer.
+LINGER_S = 5.0
+CONTROL_PLANE = "control plane"
 _SOCKET_NAME = "data.sock"
-# A Unix socket's path is at most 107 bytes long on Linux.
-_MAX_SOCKET_PATH = 100
 
 
 class DataPlane:
@@ -68,6 +69,9 @@ class DataPlane:
         settings: the configuration.
         data_dir: for journal, policy documents and the control plane's socket.
         config_path: the file to watch, if there is one.
+
+    Attributes:
+        replaced: set when another process serves in this one's place: it is to be stopped.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class DataPlane:
         self._data_dir = data_dir
         self._temporary: Path | None = None
         self.children: list[Child] = []
+        self.replaced = asyncio.Event()
+        self._offer = Offer(loop, self._hello, lambda: self.edge.descriptors(), self._release)
         self.policy = PolicyHolder(settings.policy)
         self.metrics = Metrics(clock)
         self.journal = Journal(data_dir / "journal", clock)
@@ -126,28 +132,44 @@ class DataPlane:
         gauges.watch_automata(self.metrics, self.lessons)
         self._follower.gauges(self.metrics)
 
-    async def start(self) -> int:
-        """Listen and begin the background work; return the data port.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+    def begin(self) -> None:
+        """Begin the background work."""
         self.journal.start()
         self._tasks = [
             self._loop.create_task(_kept(work), name=work.__qualname__)
             for work in (self._tick, self._poller.run, self._follower.run, self.ledger.run)
         ]
-        models = self.policy.current.models.values()
-        prices = {model.name: model.price for model in models if model.price is not None}
-        self._tasks.append(self._loop.create_task(self.ledger.start(self._pipeline.run_id, prices)))
+
+    async def listen(self, taken: Taken | None = None) -> int:
+        """Serve; return the data port.
+
+        Args:
+            taken: the sockets of a running process, which is told to finish as soon as this one serves.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
         address = self._settings.listen
-        port = await self.edge.listen(address.host, address.port)
+        port = 0
+        if taken is not None:
+            await self._poller.round()
+            for listener in taken.listening_on(str(address)):
+                port = await self.edge.listen_on(listener)
+        port = port or await self.edge.listen(address.host, address.port)
+        self._ready = True
+        own = Counted((f"{self._pipeline.run_id}-",))
+        if taken is None:
+            self._background(self._read_ledger((own,)))
+        else:
+            released = await taken.ready(self._loop)
+            self._background(self._read_ledger((own, Counted(taken.hello.run_ids, released.counted_until_s))))
+            self._background(self._outlive(taken))
         self.socket_path = await self._listen_for_control_plane()
+        self._offer.start(self._data_dir / "run")
         gc.collect()
         # What lives as long as the process need not be walked again: a full collection stops the loop.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        self._ready = True
         return port
 
     async def start_child(self, child: Child) -> None:
@@ -156,13 +178,20 @@ class DataPlane:
         await child.start()
 
     async def stop(self) -> None:
-        """Drain: unready, wait for load balancers, stop accepting, let calls finish, then end."""
+        """Drain: unready, wait for load balancers, stop accepting, let calls finish, then end.
+
+        After a hand-over the address is still served, so nobody waits for load balancers, and idle connections are not
+        closed at once: a client may be using one at this moment.
+        """
         shutdown = self.policy.current.shutdown
-        self._ready = False
-        await asyncio.sleep(shutdown.drain_delay_s)
-        self.edge.stop_accepting()
+        linger_s = self._clock.now_s() + LINGER_S
+        if not self._offer.taken:
+            self._ready = False
+            self._offer.stop()
+            await asyncio.sleep(shutdown.drain_delay_s)
+            self.edge.stop_accepting()
         until_s = self._clock.now_s() + shutdown.grace_s
-        while self.edge.busy_connections and self._clock.now_s() < until_s:  # noqa: ASYNC110 - bounded, at the end
+        while self._is_used(linger_s) and self._clock.now_s() < until_s:  # noqa: ASYNC110 - bounded, at the end
             await asyncio.sleep(0.02)
         self.edge.cut_all()
         await asyncio.sleep(0)
@@ -173,12 +202,55 @@ class DataPlane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.upstream.connections.close()
         await self.ledger.stop()
-        with suppress(OSError):
-            self.socket_path.unlink()
+        if self._offer.taken:
+            spent = self.ledger.since_handed()
+            self._offer.tell(Spent(spent.month, spent.spent))
+        else:
+            with suppress(OSError):
+                self.socket_path.unlink()
+        self._offer.stop()
         if self._temporary is not None:
             with suppress(OSError):
                 self._temporary.rmdir()
         await self._loop.run_in_executor(None, self.journal.close)
+
+    def _is_used(self, linger_s: float) -> bool:
+        """Say whether a client has a call running, or after a hand-over an open connection, until it was long idle."""
+        if not self._offer.taken:
+            return self.edge.busy_connections > 0
+        if self._clock.now_s() >= linger_s:
+            self.edge.stop_accepting()
+        return self.edge.open_connections > 0
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._loop.create_task(work))
+
+    async def _read_ledger(self, counted: tuple[Counted, ...]) -> None:
+        models = self.policy.current.models.values()
+        prices = {model.name: model.price for model in models if model.price is not None}
+        await self.ledger.start(counted, prices)
+
+    async def _outlive(self, taken: Taken) -> None:
+        """Count what the calls of the process that was taken over still spend, when it has ended."""
+        spent = await taken.ended(self._loop)
+        if spent is None:
+            log.warning("the process that was taken over died; what its last calls spent is not counted")
+        else:
+            self.ledger.add(Seed(spent.month, spent.spent))
+            log.info("the process that was taken over has ended")
+
+    def _hello(self) -> Hello:
+        return Hello(FORMAT, str(self._settings.listen), os.getpid(), (f"{self._pipeline.run_id}-",))
+
+    async def _release(self) -> Released:
+        """Let another process serve: accept no more, and let go of what two processes must not both have."""
+        self.edge.close_listeners()
+        for child in self.children:
+            if child.name == CONTROL_PLANE:
+                await child.stop(grace_s=2.0)
+        until_s = await self.ledger.hand_over()
+        self.replaced.set()
+        return Released(until_s)
 
     async def until_serving(self, model: str, stop: asyncio.Event) -> None:
         """Wait until a replica of a model has answered its health poll, or until told to stop."""
@@ -243,11 +315,11 @@ class DataPlane:
         folder = self._data_dir / "run"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            listener = _bound_unix_socket(folder)
+            listener = bound_unix_socket(folder / _SOCKET_NAME)
         except OSError:
             try:
                 folder = self._temporary = Path(tempfile.mkdtemp(prefix="forebay-"))
-                listener = _bound_unix_socket(folder)
+                listener = bound_unix_socket(folder / _SOCKET_NAME)
             except OSError as error:
                 log.error("no socket for the control plane, which will show nothing of this process: %s", error)
                 return folder / _SOCKET_NAME
@@ -280,18 +352,3 @@ async def _kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception:
             log.exception("%s failed and is started again", work.__qualname__)
         await asyncio.sleep(TICK_S)
-
-
-def _bound_unix_socket(folder: Path) -> socket.socket:
-    path = folder / _SOCKET_NAME
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket")
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
+
 from forebay.admission.quota import Quota
 from forebay.admission.spending import Seed, Seeder, pack, unpack
 from forebay.clock import Clock
@@ -34,6 +36,22 @@ _LINES_AT_ONCE = 64
 _PAUSE_S = 0.0005
 
 _Made = TypeVar("_Made")
+
+
+class Counted(Struct, frozen=True):
+    """Calls whose spending is counted already, or will be told: their lines in the journal are passed over.
+
+    Attributes:
+        run_ids: what the ids of the calls begin with.
+        since_s: seconds since the epoch; what ended earlier is not among them.
+    """
+
+    run_ids: tuple[str, ...]
+    since_s: float = 0.0
+
+    def covers(self, line: CloseLine) -> bool:
+        """Say whether a call is one of them."""
+        return line.ts >= self.since_s and line.call_id.startswith(self.run_ids)
 
 
 class MonthLedger:
@@ -57,18 +75,19 @@ class MonthLedger:
         self._path = data_dir / "run" / "month.json"
         self._loop = loop
         self._writing: asyncio.Future[str | None] | None = None
+        self._handed: Seed | None = None
         self.state = "starting"
         self.left_out = 0
 
-    async def start(self, run_id: str, prices: Mapping[str, Price]) -> None:
+    async def start(self, counted: tuple[Counted, ...], prices: Mapping[str, Price]) -> None:
         """Add what earlier processes have spent in this month; for a task of its own, because it takes a while.
 
         Args:
-            run_id: what this process's call ids begin with; its calls are counted already.
+            counted: calls of this process, and of one that it took over.
             prices: by model; a model without one costs nothing.
         """
         wall_s = self._clock.wall_s()
-        seeder = await self._in_thread(lambda: self._read(f"{run_id}-", prices, wall_s))
+        seeder = await self._in_thread(lambda: self._read(counted, prices, wall_s))
         if seeder is None:
             self._note("the journal could not be read")
             return
@@ -86,11 +105,40 @@ class MonthLedger:
         """Write the last snapshot, for at most two seconds; after the last call has been settled."""
         await self.save()
 
+    async def hand_over(self) -> float:
+        """Write the last snapshot and leave the file to another process.
+
+        Returns:
+            Seconds since the epoch: what was spent until then is in the snapshot or in the journal.
+        """
+        seed = self._quota.snapshot(self._clock.now_s(), self._clock.wall_s())
+        # Not read to its end yet: the journal has all of it, and what is spent from now on is lost.
+        self._handed = seed or Seed(0, {}, self._clock.wall_s())
+        await self._save(seed)
+        return self._handed.until_s
+
+    def since_handed(self) -> Seed:
+        """Return what was spent since `hand_over`."""
+        before = self._handed
+        now = self._quota.snapshot(self._clock.now_s(), self._clock.wall_s())
+        if now is None or before is None or not before.month:
+            return Seed(0, {})
+        if now.month != before.month:
+            return now
+        return Seed(now.month, {name: _less(spent, before.spent.get(name)) for name, spent in now.spent.items()})
+
+    def add(self, seed: Seed) -> None:
+        """Count what a process that was taken over has spent since."""
+        self._quota.add(seed)
+
     async def save(self) -> None:
         """Write a snapshot, and say in `state` what became of it; nothing before what was spent has been read."""
+        if self._handed is None:
+            await self._save(self._quota.snapshot(self._clock.now_s(), self._clock.wall_s()))
+
+    async def _save(self, seed: Seed | None) -> None:
         if self._writing is not None and not await self._ended(self._writing):
             return
-        seed = self._quota.snapshot(self._clock.now_s(), self._clock.wall_s())
         if seed is not None:
             self._writing = self._in_thread(lambda: _write(self._path, seed))
             await self._ended(self._writing)
@@ -117,7 +165,7 @@ class MonthLedger:
             log.info("what tenants have spent is kept again in %s", self._path)
         self.state = state
 
-    def _read(self, own: str, prices: Mapping[str, Price], wall_s: float) -> Seeder:
+    def _read(self, counted: tuple[Counted, ...], prices: Mapping[str, Price], wall_s: float) -> Seeder:
         """Add up what was spent; in a thread. What cannot be read is left out."""
         seeder = Seeder(wall_s, prices, _snapshot(self._path))
         reader = Reader(self._journal)
@@ -125,7 +173,7 @@ class MonthLedger:
             for number, line in enumerate(reader.closes(seeder.since_s)):
                 if not number % _LINES_AT_ONCE:
                     time.sleep(_PAUSE_S)
-                _add(seeder, line, own)
+                _add(seeder, line, counted)
         except OSError as error:
             log.error("the journal could not be read to its end, so less counts as spent than was: %s", _reason(error))
         if seeder.left_out:
@@ -152,11 +200,16 @@ class MonthLedger:
         return done
 
 
-def _add(seeder: Seeder, line: CloseLine, own: str) -> None:
+def _less(spent: tuple[int, int], before: tuple[int, int] | None) -> tuple[int, int]:
+    """Return what was spent beyond an earlier sum: tokens and billionths, not negative."""
+    return spent if before is None else (max(0, spent[0] - before[0]), max(0, spent[1] - before[1]))
+
+
+def _add(seeder: Seeder, line: CloseLine, counted: tuple[Counted, ...]) -> None:
     """Add a call if it counts: what an engine worked on, within the month, of an earlier process."""
     if line.total_tokens is None or line.tenant is None:
         return
-    if seeder.covers(line.ts) and not line.call_id.startswith(own):
+    if seeder.covers(line.ts) and not any(calls.covers(line) for calls in counted):
         seeder.add(line.tenant, line.model or "", line.input_length or 0, line.cached_tokens, line.output_length or 0)
 
 

@@ -85,7 +85,7 @@ class FakeOwner:
         self.clock = ManualClock(100.0)
         self.limits = limits
         self.date = DATE
-        self.draining = False
+        self.draining = self.closing = False
         self.loop: Any = self
         self.room = room
         self.exchanges: list[tuple[Request, Reply]] = []

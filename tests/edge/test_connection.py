@@ -148,7 +148,7 @@ def test_nothing_is_served_behind_connection_close() -> None:
 def test_a_draining_server_ends_the_connection_with_the_running_exchange() -> None:
     client = Client()
     client.send(get(b"/0") + get(b"/1"))
-    client.owner.draining = True
+    client.owner.closing = True
     client.answer()
     assert client.transport.closing
     assert len(client.answers) == 1
@@ -157,6 +157,19 @@ def test_a_draining_server_ends_the_connection_with_the_running_exchange() -> No
     later.send(get())
     later.answer()
     assert later.answers[0].headers[b"connection"] == b"close"
+
+
+def test_what_was_promised_to_stay_open_stays_until_its_next_answer() -> None:
+    client = Client()
+    client.send(get(b"/0"))
+    client.owner.draining = True
+    client.answer()
+    assert not client.transport.closing
+    client.send(get(b"/1"))
+    client.answer()
+    assert client.transport.closing
+    assert [answer.status for answer in client.answers] == [200, 200]
+    assert client.answers[1].headers[b"connection"] == b"close"
 
 
 # versions and methods

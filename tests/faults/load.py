@@ -163,6 +163,9 @@ class Load:
             )
 
     async def _ask(self, request: bytes) -> Timed:
+        # A client that pools connections leaves those alone that the other side has closed.
+        while self._idle and self._idle[-1].reader.at_eof():
+            self._idle.pop().close()
         link = self._idle.pop() if self._idle else await Link.open(self._address)
         try:
             timed = await link.ask(request)

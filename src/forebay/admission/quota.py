@@ -197,6 +197,10 @@ class Quota:
         """Add what was spent before this process started; a second time does nothing."""
         self._ledger.restore(seed)
 
+    def add(self, seed: Seed) -> None:
+        """Add what another process has spent beside this one."""
+        self._ledger.add(seed)
+
     def snapshot(self, now_s: float, wall_s: float) -> Seed | None:
         """Return what has been spent in this month, for the next process; None before `restore`."""
         return self._ledger.snapshot(now_s, wall_s)

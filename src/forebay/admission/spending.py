@@ -308,6 +308,10 @@ class Ledger:
         if self._is_restored:
             return
         self._is_restored = True
+        self.add(seed)
+
+    def add(self, seed: Seed) -> None:
+        """Add what was spent elsewhere."""
         for name, (tokens, nano) in seed.spent.items():
             self.purse(name).add(seed.month, tokens, nano)
 

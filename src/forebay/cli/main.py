@@ -52,9 +52,12 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT of the data plane [127.0.0.1:7080].")] = None,
     admin: Annotated[str | None, typer.Option(help="HOST:PORT of the control plane [127.0.0.1:7081].")] = None,
     data_dir: Annotated[Path, typer.Option(help="Journal, policy documents, admin token.")] = Path("forebay-data"),
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace the process that runs on the data folder; no call is lost.")
+    ] = False,
 ) -> None:
     """Serve the configured engines, or those found here, or a small embedded one."""
-    raise typer.Exit(run_serve(config, _address(listen), _address(admin), data_dir))
+    raise typer.Exit(run_serve(config, _address(listen), _address(admin), data_dir, replaces=take_over))
 
 
 @app.command()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import uvloop
 
-from forebay.app import DataPlane
+from forebay.app import CONTROL_PLANE, DataPlane
 from forebay.clock import SystemClock
 from forebay.config.load import Address, Settings, environment, load
 from forebay.console.token import admin_token
 from forebay.errors import ConfigError
+from forebay.handover import HandOverError, Taken, take_over
 from forebay.policy import Policy
 from forebay.processes import Child
 from forebay.startup import Plan, control_command, plan_without_file
@@ -25,8 +26,18 @@ ADMIN = Address("127.0.0.1", 7081)
 log = logging.getLogger("forebay")
 
 
-def run_serve(config: Path | None, listen: Address | None, admin: Address | None, data_dir: Path) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
+def run_serve(
+    config: Path | None, listen: Address | None, admin: Address | None, data_dir: Path, *, replaces: bool = False
+) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    Args:
+        config: the file, if there is one.
+        listen: of the data plane; goes before the file's.
+        admin: of the control plane; goes before the file's.
+        data_dir: the data folder.
+        replaces: take over from the process that runs on the data folder.
+    """
     clock = SystemClock()
     settings: Settings | None = None
     if config is not None:
@@ -38,36 +49,37 @@ def run_serve(config: Path | None, listen: Address | None, admin: Address | None
     _log_to_stderr(settings.log_level if settings is not None else "info")
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(clock, settings, config, listen or LISTEN, admin or ADMIN, data_dir))
+        return runner.run(_serve(clock, settings, config, (listen or LISTEN, admin or ADMIN), data_dir, replaces))
 
 
 async def _serve(
-    clock: SystemClock, settings: Settings | None, config: Path | None, listen: Address, admin: Address, data_dir: Path
+    clock: SystemClock,
+    settings: Settings | None,
+    config: Path | None,
+    addresses: tuple[Address, Address],
+    data_dir: Path,
+    replaces: bool,
 ) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if settings is not None:
-        plan = Plan(settings, [], [])
-    else:
-        try:
-            plan = await plan_without_file(loop, clock, listen, admin)
-        except ConfigError as error:
-            print("\n".join(error.faults), file=sys.stderr)
-            return 2
-    plane = DataPlane(loop, clock, plan.settings, data_dir, config)
     try:
-        port = await plane.start()
-    except OSError as error:
-        address = plan.settings.listen
-        print(f"cannot listen on {address}: {error.strerror}; choose another with --listen", file=sys.stderr)
-        return 3
-    if plan.embedded_command:
-        await plane.start_child(_child("embedded engine", plan.embedded_command, clock))
-    await _start_control_plane(plane, plan, config, data_dir, clock)
+        plan = Plan(settings, [], []) if settings else await plan_without_file(loop, clock, *addresses)
+    except ConfigError as error:
+        print("\n".join(error.faults), file=sys.stderr)
+        return 2
+    plane = DataPlane(loop, clock, plan.settings, data_dir, config)
+    plane.replaced = stop
     _say("".join(f"{note}\n" for note in plan.notes))
-    if plan.embedded_command:
+    try:
+        taken = _taken(data_dir) if replaces else None
+        port = await _begin(plane, plan, clock, taken, stop)
+    except (OSError, HandOverError) as error:
+        print(error if isinstance(error, HandOverError) else _cannot_listen(plan, error), file=sys.stderr)
+        return 3
+    await _start_control_plane(plane, plan, config, data_dir, clock)
+    if plan.embedded_command and taken is None:
         await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
     _say(_greeting(plan, Address(plan.settings.listen.host, port), data_dir))
     await stop.wait()
@@ -76,13 +88,36 @@ async def _serve(
     return 0
 
 
+def _taken(data_dir: Path) -> Taken | None:
+    """Take the sockets of the running process, if there is one."""
+    taken = take_over(data_dir)
+    if taken is None:
+        log.warning("no process runs on %s that could be taken over; this is a plain start", data_dir)
+    return taken
+
+
+async def _begin(plane: DataPlane, plan: Plan, clock: SystemClock, taken: Taken | None, stop: asyncio.Event) -> int:
+    """Begin to serve: who takes over waits for its embedded engine first, others show that they are there."""
+    plane.begin()
+    port = 0 if taken is not None else await plane.listen()
+    if plan.embedded_command:
+        await plane.start_child(_child("embedded engine", plan.embedded_command, clock))
+        if taken is not None:
+            await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
+    return port if taken is None else await plane.listen(taken)
+
+
+def _cannot_listen(plan: Plan, error: OSError) -> str:
+    return f"cannot listen on {plan.settings.listen}: {error.strerror}; choose another with --listen"
+
+
 async def _start_control_plane(
     plane: DataPlane, plan: Plan, config: Path | None, data_dir: Path, clock: SystemClock
 ) -> None:
     command = control_command(
         plan.settings.admin, str(data_dir), str(plane.socket_path), None if config is None else str(config)
     )
-    await plane.start_child(_child("control plane", command, clock, nice=10))
+    await plane.start_child(_child(CONTROL_PLANE, command, clock, nice=10))
 
 
 def _child(name: str, command: list[str], clock: SystemClock, nice: int = 0) -> Child:

@@ -235,7 +235,7 @@ class ClientConnection:
     def _ended(self, reply: Reply) -> None:
         self._reply = None
         self.since_s = self._owner.clock.now_s()
-        if not reply.keep_alive or self._owner.draining:
+        if not reply.keep_alive or self._owner.closing:
             self._queue.clear()
             self.close()
         elif self._queue or self._fault is not None:

@@ -24,7 +24,10 @@ class EdgeServer:
         self.handler = handler
         self.limits = Limits()
         self.date = b""
+        # Answers that begin from now on are the last on their connections.
         self.draining = False
+        # So are those that have begun.
+        self.closing = False
         self._connections: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
         self._internal: asyncio.Server | None = None
@@ -50,6 +53,21 @@ class EdgeServer:
         self._servers.append(server)
         bound: int = server.sockets[0].getsockname()[1]
         return bound
+
+    async def listen_on(self, listener: socket.socket) -> int:
+        """Listen on a socket that is bound already; return the port."""
+        port: int = listener.getsockname()[1]
+        server = await self.loop.create_server(
+            lambda: ClientConnection(self),  # type: ignore[arg-type, return-value]  # no base class: decisions/0002
+            sock=listener,
+            backlog=4096,
+        )
+        self._servers.append(server)
+        return port
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of the TCP listeners."""
+        return [listener.fileno() for server in self._servers for listener in server.sockets]
 
     async def listen_unix(self, listener: socket.socket) -> None:
         """Listen on a bound Unix socket."""
@@ -86,12 +104,18 @@ class EdgeServer:
 
     def stop_accepting(self) -> None:
         """Close the TCP listeners and idle connections; running exchanges go on and are the last on theirs."""
-        self.draining = True
-        for server in self._servers:
-            server.close()
+        self.close_listeners()
+        self.closing = True
         for connection in list(self._connections):
             if not connection.busy:
                 connection.close()
+
+    def close_listeners(self) -> None:
+        """Take no new connection; open ones may bring one more request, which is the last on theirs."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        self._servers = []
 
     def cut_all(self) -> None:
         """Cut every connection that is left; what runs on it is told that the client is gone."""
@@ -99,6 +123,11 @@ class EdgeServer:
             self._internal.close()
         for connection in list(self._connections):
             connection.cut()
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections are open, idle ones and the control plane's included."""
+        return len(self._connections)
 
     @property
     def busy_connections(self) -> int:
