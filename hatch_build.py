@@ -29,7 +29,8 @@ COMPILED = (
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
     "upstream/send", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
-    "recording/metrics", "degrade/tenants", "timing", "degrading", "lessons", "placing",
+    "recording/metrics", "degrade/tenants", "edge/shared", "admission/kept", "joining",
+    "timing", "degrading", "lessons", "placing",
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ GROUND = frozenset({"domain", "policy", "errors", "traffic", "ports", "clock", "
 PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
 
 PATH_UNITS = (
-    *("pipeline", "cleaning", "understanding", "placing", "dispatch", "edge", "identity", "admission", "routing"),
-    *("upstream", "recording", "wire"),
+    *("pipeline", "cleaning", "understanding", "joining", "placing", "dispatch", "edge", "identity", "admission"),
+    *("routing", "upstream", "recording", "wire"),
 )
 
 # unit -> what of ours it may import, as a unit or as one module of it. A room never imports a neighbour:
@@ -37,8 +37,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "plan": GROUND | {"admission", "routing", "engines.sim"},
     "release": GROUND,
     "console": GROUND | {"config"},
-    "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "placing"},
-    "placing": GROUND | {"degrading", "recording"},
+    "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
+    "joining": GROUND | {"admission", "edge", "recording"},
+    "placing": GROUND | {"degrading", "joining", "recording"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
     "continuing": GROUND | {"routing", "upstream"},
     # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
@@ -49,7 +50,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "dispatch": GROUND | {"continuing", "edge", "lessons", "routing", "upstream", "engines.registry"},
     "polling": GROUND | {"routing", "engines"},
     "following": GROUND | {"config", "recording"},
-    "gauges": GROUND | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"},
+    "gauges": GROUND
+    | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"}
+    | {"joining"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     "ledger": GROUND | {"admission", "recording"},
@@ -61,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "app": GROUND
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
-    | {"gauges", "status", "actions", "degrading", "lessons", "placing", "timing", "handover"}
+    | {"gauges", "status", "actions", "degrading", "joining", "lessons", "placing", "timing", "handover"}
     | {"config", "engines", "console", "processes"},
     # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND

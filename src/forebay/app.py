@@ -32,6 +32,7 @@ from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
 from forebay.handover import FORMAT, Hello, Offer, Released, Spent, Taken, bound_unix_socket
 from forebay.identity.keys import identify
+from forebay.joining import Joining
 from forebay.ledger import Counted, MonthLedger
 from forebay.lessons import Lessons
 from forebay.pipeline import Pipeline
@@ -111,7 +112,8 @@ class DataPlane:
         self._local = LocalAnswers(insight, identify)
         self.continuer = Continuer(self.fleet)
         dispatcher = Dispatcher(self.fleet, self.budgets, self.upstream, self.continuer, self.lessons)
-        placing = Placing(self.gate, self.lessons.degrading)
+        self.joining = Joining(clock)
+        placing = Placing(self.gate, self.lessons.degrading, self.joining)
         self._pipeline = Pipeline(self.policy, self.understanding, placing, dispatcher, self.recorder, self._local)
         self.edge = EdgeServer(loop, clock, self._pipeline.handle)
         self._ready = False
@@ -120,7 +122,7 @@ class DataPlane:
         self._tasks: list[asyncio.Task[None]] = []
         for listener in (
             self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
-            self.lessons.degrading,
+            self.lessons.degrading, self.joining,
         ):  # fmt: skip
             self.policy.subscribe(listener)
         self._watch()
@@ -130,6 +132,7 @@ class DataPlane:
         gauges.watch(self.metrics, self.gate, lambda: self._lag_s)
         gauges.watch_work(self.metrics, self.budgets, self.continuer, self.understanding)
         gauges.watch_automata(self.metrics, self.lessons)
+        gauges.watch_joining(self.metrics, self.joining)
         self._follower.gauges(self.metrics)
 
     def begin(self) -> None:
@@ -286,6 +289,7 @@ class DataPlane:
                 "skipped": self.counter.skipped,
             },
             "children": [msgspec.to_builtins(child.report()) for child in self.children],
+            "joining": self.joining.shown(),
             "loop_lag_ms": round(self._lag_s * 1000, 2),
         }
         return status.describe(parts, self._serving(), own)
@@ -308,6 +312,7 @@ class DataPlane:
                 self.edge.tick()
                 self.lessons.degrading.tick()
                 self.actions.tick()
+                self.joining.tick()
                 self.upstream.connections.sweep()
 
     async def _listen_for_control_plane(self) -> Path:

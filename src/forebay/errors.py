@@ -41,6 +41,11 @@ CODES: dict[str, Code] = {
     "model_not_allowed": Code(403, "permission_error"),
     "model_not_found": Code(404, _BAD),
     "endpoint_not_supported": Code(404, _BAD),
+    # the same request again
+    "idempotency_key_reused": Code(422, _BAD),
+    "idempotency_in_progress": Code(409, _BAD, retry=True),
+    "idempotency_answer_lost": Code(409, _BAD),
+    "client_too_slow": Code(408, _BAD, retry=True),
     # limits
     "concurrency_limit": Code(429, _OVER, retry=True),
     "requests_limit": Code(429, _OVER, retry=True),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.continuing import Continuer
+from forebay.joining import Joining
 from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
 from forebay.routing.budget import RetryBudgets
@@ -57,6 +58,11 @@ class Gauges:
         metrics.watch("forebay_tenant_degraded", lessons.degrading.moved)
         metrics.watch("forebay_pool_panic", self._panic)
         metrics.watch("forebay_learned_timeout_seconds", lambda: _deadlines(lessons))
+
+    def watch_joining(self, metrics: Metrics, joining: Joining) -> None:
+        """Register the readings of requests that are not run twice."""
+        metrics.watch("forebay_requests_joined_total", joining.counts)
+        metrics.watch("forebay_idempotency_replays_total", lambda: [((), joining.replayed)])
 
     def _panic(self) -> Readings:
         for pool, rotation in self._fleet.rotations.items():

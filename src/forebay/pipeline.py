@@ -20,13 +20,14 @@ from forebay.domain import Outcome
 from forebay.edge import ending, routes
 from forebay.edge.headers import explained
 from forebay.edge.local import LocalAnswers, cors_lines
-from forebay.edge.reply import Reply
+from forebay.edge.reply import Reply as ClientReply
 from forebay.errors import ForebayError, Refused
 from forebay.identity.address import client_address
 from forebay.identity.keys import identify
+from forebay.joining import KEY
 from forebay.placing import Placing
-from forebay.policy import Policy, PolicyHolder
-from forebay.ports import Permit
+from forebay.policy import Model, Policy, PolicyHolder
+from forebay.ports import Permit, Reply
 from forebay.recording.record import CallRecord, Recorder
 from forebay.traffic import Call, Request
 from forebay.understanding import Understanding, request_id
@@ -53,6 +54,7 @@ class Pipeline:
     ) -> None:
         self._policy = policy
         self._placing = placing
+        self._joining = placing.joining
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._local = local
@@ -60,7 +62,7 @@ class Pipeline:
         self.run_id = secrets.token_hex(5)
         self._sequence = itertools.count(1)
 
-    def handle(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
+    def handle(self, request: Request, reply: ClientReply) -> Coroutine[Any, Any, None] | None:
         """Serve one request: answer what Forebay knows itself, and return the work of a call."""
         policy = self._policy.current
         if b"origin" in request.headers:
@@ -77,14 +79,15 @@ class Pipeline:
         return None
 
     async def serve(  # noqa: PLR0915 - the path, step by step, in one place
-        self, request: Request, reply: Reply, endpoint: Endpoint, policy: Policy
+        self, request: Request, own: Reply, endpoint: Endpoint, policy: Policy
     ) -> None:
         """Serve one inference call; every error becomes an answer."""
         call_id = f"{self.run_id}-{next(self._sequence):x}"
         asked_id = request_id(request) or call_id
         address = client_address(request.peer, request.headers.get(b"x-forwarded-for"), policy.trusted_proxies)
         record = self._recorder.open(call_id, asked_id, endpoint.name, address)
-        reply.extra += f"x-request-id: {asked_id}\r\nx-forebay-call-id: {call_id}\r\n".encode()
+        own.extra += f"x-request-id: {asked_id}\r\nx-forebay-call-id: {call_id}\r\n".encode()
+        reply, joins = own, policy.single_flight or KEY in request.headers
         permit: Permit | None = None
         call: Call | None = None
         try:
@@ -94,6 +97,11 @@ class Pipeline:
             if call.doubtful:
                 call = await self._understanding.exact(call, request, asked, policy)
             record.understood(call)
+            if joins:
+                shared = await self._joining.enter(request, call, own, record, policy)
+                if shared is None:
+                    return
+                reply = shared
             if not is_clean(request.body):
                 asked = await cleaning.cleaned(request, asked, call, policy, record)
             call = self._placing.placed(call, policy, reply, record)
@@ -116,9 +124,13 @@ class Pipeline:
             record.close(500, Outcome.ENGINE_ERROR, "internal_error")
         finally:
             if permit is not None and call is not None:
-                used = record.settled_usage()
-                model = policy.models[record.model]
-                permit.release(self._understanding.learn(call, model, used, complete=record.complete))
+                self._settle(call, permit, policy.models[record.model], record)
+            if joins:
+                self._joining.leave(record)
+
+    def _settle(self, call: Call, permit: Permit, model: Model, record: CallRecord) -> None:
+        """Give a permit back with what its call really took."""
+        permit.release(self._understanding.learn(call, model, record.settled_usage(), complete=record.complete))
 
 
 def _close(ended: Ended, call: Call, reply: Reply, record: CallRecord) -> None:

@@ -1,9 +1,10 @@
-"""Where a call is served: its own model or the one that it is degraded to, and the pool that lets it in."""
+"""Where a call is served: by one like it that runs, by its own model or another one, and the pool that lets it in."""
 
 from contextlib import suppress
 
 from forebay.degrading import Degrading
 from forebay.errors import Refused
+from forebay.joining import Joining
 from forebay.policy import Policy
 from forebay.ports import Gate, Permit, Reply
 from forebay.recording.record import CallRecord
@@ -18,11 +19,13 @@ class Placing:
     Args:
         gate: lets calls in.
         degrading: knows the tenants that are served by another model.
+        joining: knows the calls that need not be run.
     """
 
-    def __init__(self, gate: Gate, degrading: Degrading) -> None:
+    def __init__(self, gate: Gate, degrading: Degrading, joining: Joining) -> None:
         self._gate = gate
         self._degrading = degrading
+        self.joining = joining
 
     def placed(self, call: Call, policy: Policy, reply: Reply, record: CallRecord) -> Call:
         """Return the call as it is served; an answer that is degraded says so."""

@@ -15,6 +15,7 @@ from forebay.domain import Replica, Tenant, Value
 EngineKind = Literal["vllm", "sglang", "llamacpp", "openai"]
 Hygiene = Literal["detect", "repair", "reject"]
 Preset = Literal["throughput", "latency"]
+SingleFlight = Literal["off", "warn", "on"]
 Operator = Literal["eq", "ne", "gt", "ge", "lt", "le", "in", "glob", "exists"]
 
 
@@ -222,6 +223,20 @@ class Degrade(Struct, frozen=True):
     ttl_s: float = 600.0
 
 
+class Idempotency(Struct, frozen=True):
+    """What is kept of calls with an `Idempotency-Key`.
+
+    Attributes:
+        ttl_s: so long their answers are given again; 0 leaves the header unread.
+        entries: keys known at once.
+        bytes: of all answers that are kept.
+    """
+
+    ttl_s: float = 600.0
+    entries: int = 10_000
+    bytes: int = 67_108_864
+
+
 class Model(Struct, frozen=True):
     """A name that clients use.
 
@@ -234,6 +249,7 @@ class Model(Struct, frozen=True):
         max_output_tokens: longest answer that a call may ask for; more is cut down to it.
         price: of its tokens.
         degrade: None leaves tenants here whatever their traffic does.
+        single_flight: whether the same request of the same user at the same time is answered once; `warn` counts.
     """
 
     name: str
@@ -246,6 +262,7 @@ class Model(Struct, frozen=True):
     max_output_tokens: int | None = None
     price: Price | None = None
     degrade: Degrade | None = None
+    single_flight: SingleFlight = "off"
 
 
 class Policy(Struct, frozen=True):
@@ -254,6 +271,7 @@ class Policy(Struct, frozen=True):
     Attributes:
         tenants: by SHA-256 digest of the key; empty means keyless (allowed on loopback only).
         rules: those of the configuration, in order, behind those of overrides.
+        single_flight: a model has it, or is to warn of what it would do.
         hash: short hash of the documents that made it, shown in `/health/live`.
         created: Unix seconds of the configuration, for the `created` field of the model list.
     """
@@ -268,6 +286,8 @@ class Policy(Struct, frozen=True):
     trusted_proxies: tuple[str, ...] = ()
     admission: Admission = Admission()
     rules: tuple[Rule, ...] = ()
+    single_flight: bool = False
+    idempotency: Idempotency = Idempotency()
     hash: str = ""
     created: int = 0
 

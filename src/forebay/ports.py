@@ -24,13 +24,14 @@ class Reply(Protocol):
 
     Attributes:
         extra: header lines of ours, ready to be sent.
+        timing: the value of `Server-Timing` when the head is written.
         started: the head has been written, so that errors can only travel inside the body.
         framed: the body is chunked.
         blocked: the client takes no more for now.
     """
 
     extra: bytes
-
+    timing: Callable[[], bytes] | None
     listener: ReplyListener | None
     status: int
     gone: bool
@@ -53,6 +54,9 @@ class Reply(Protocol):
 
     def abort(self) -> None:
         """Cut the client's connection: the answer can no longer be finished honestly."""
+
+    def whole(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        """Send a complete answer."""
 
 
 class Lease(Protocol):

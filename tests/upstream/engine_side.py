@@ -1,5 +1,6 @@
 """One try without a network: connection, reply and record that do only what a test tells them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from edge.client_side import FakeTransport
@@ -45,6 +46,7 @@ class FakeReply:
 
     def __init__(self, *, framed: bool = False) -> None:
         self.extra = b""
+        self.timing: Callable[[], bytes] | None = None
         self.listener: ReplyListener | None = None
         self.status = 0
         self.gone = self.blocked = self.started = self.ended = self.aborted = False
@@ -80,6 +82,11 @@ class FakeReply:
 
     def abort(self) -> None:
         self.aborted = self.ended = True
+
+    def whole(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        self.head(status, headers, len(body))
+        self.write(body)
+        self.end()
 
 
 class FakeRecord:

@@ -89,7 +89,8 @@ def least(one: int | None, other: int | None) -> int | None:
 def patience_s(headers: dict[bytes, bytes], stream: bool, total_s: float) -> float:
     """Return after how many seconds nobody waits any more: what the client says, within the deadline of the call.
 
-    OpenAI's SDK tells its read timeout; it binds an answer that comes as a whole, and no stream (T77).
+    OpenAI's SDK tells its read timeout; it binds an answer that comes as a whole, and no stream (T77). Nor does it bind
+    a call with an `Idempotency-Key`: the SDK sends that again, and the call must still run then.
 
     Args:
         headers: of the request.
@@ -101,7 +102,7 @@ def patience_s(headers: dict[bytes, bytes], stream: bool, total_s: float) -> flo
     if deadline_ms is not None:
         wait_s = min(wait_s, _number(deadline_ms, total_s * 1000.0) / 1000.0)
     read_s = None if stream else headers.get(b"x-stainless-read-timeout")
-    if read_s is not None:
+    if read_s is not None and b"idempotency-key" not in headers:
         wait_s = min(wait_s, _number(read_s, total_s))
     return max(MIN_DEADLINE_S, wait_s)
 

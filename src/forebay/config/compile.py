@@ -36,9 +36,10 @@ def compile_policy(
     settings = draft.settings
     written = "first_byte_s" in settings.timeouts.model_fields_set
     base = policy.Timeouts(**settings.timeouts.model_dump(), first_byte_for_whole=written)
+    models = _models(draft, base)
     return policy.Policy(
         pools={name: _pool(name, pool, base, environ, faults) for name, pool in settings.pools.items()},
-        models=_models(draft, base),
+        models=models,
         tenants=_tenants(draft, environ, reachable, faults),
         limits=policy.Limits(**settings.limits.model_dump()),
         stream=policy.Stream(**settings.stream.model_dump()),
@@ -47,6 +48,8 @@ def compile_policy(
         cors_origins=frozenset(settings.cors.origins),
         trusted_proxies=tuple(dict.fromkeys(settings.trusted_proxies)),
         admission=compile_admission(settings.admission),
+        single_flight=any(model.single_flight != "off" for model in models.values()),
+        idempotency=policy.Idempotency(**settings.idempotency.model_dump()),
     )
 
 
@@ -128,6 +131,7 @@ def _models(draft: Draft, base: policy.Timeouts) -> dict[str, policy.Model]:
             max_output_tokens=settings.max_output_tokens,
             price=_price(settings.price),
             degrade=_degrade(settings.degrade),
+            single_flight=settings.single_flight or draft.settings.single_flight,
         )
     return models
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from forebay import policy
 from forebay.config.addresses import check_network, check_origin, parse_address, parse_replica
 from forebay.config.credentials import check_api_key, check_tenant_key
+from forebay.config.joining import IdempotencySettings, SingleFlight
 from forebay.config.rules import RuleSettings
 from forebay.config.section import MAX_COUNT, Count, Name, Section, setting
 from forebay.domain import VALUES, Value
@@ -177,6 +178,7 @@ class ModelSettings(Section):
     degrade: DegradeSettings | None = setting(
         None, "", "For a tenant whose traffic goes bad; empty leaves everybody here."
     )
+    single_flight: SingleFlight | None = setting(None, "", "Of this model; empty is as `single_flight` above says.")
 
 
 class TenantLimits(Section):
@@ -339,6 +341,12 @@ class FileSettings(Section):
     log: LogSettings = setting(LogSettings(), "", "What is logged.")
     rules: list[RuleSettings] = setting(
         [], "", "Conditions and what then happens; the first rule that holds decides (docs/rules.md).", max_length=200
+    )
+    single_flight: SingleFlight = setting(
+        "off", "", "Whether the same request of the same user at the same time is answered once; `warn` only counts."
+    )
+    idempotency: IdempotencySettings = setting(
+        IdempotencySettings(), "", "What is kept of calls with an `Idempotency-Key`; in memory, of each process."
     )
     cors: CorsSettings = setting(CorsSettings(), "", "Which web pages may call.")
     trusted_proxies: list[Network] = setting(

@@ -2,8 +2,8 @@
 
 from forebay.domain import FailureKind, Outcome
 from forebay.edge.render import JSON, engine_error_event, error_body, error_event, error_headers
-from forebay.edge.reply import Reply
 from forebay.errors import Failed, ForebayError
+from forebay.ports import Reply
 from forebay.traffic import Answer, Header, Verdict
 from forebay.wire.answers import complete, read_error
 from forebay.wire.endpoints import Endpoint, Shape

@@ -10,7 +10,7 @@ from forebay.wire.endpoints import Shape
 REASONS = {
     100: b"Continue", 200: b"OK", 201: b"Created", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized",
     403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout",
-    413: b"Content Too Large", 422: b"Unprocessable Content", 429: b"Too Many Requests",
+    409: b"Conflict", 413: b"Content Too Large", 422: b"Unprocessable Content", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 502: b"Bad Gateway",
     503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip

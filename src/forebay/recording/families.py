@@ -140,6 +140,12 @@ LEARNED_TIMEOUT: Final = Family(
     ("model", "kind"),
     "The shortest learned deadline in force, 0 while only the configured one holds.",
 )
+JOINED: Final = Family(
+    "forebay_requests_joined_total", "counter", ("mode",), "Requests that got the answer of another one that ran."
+)
+REPLAYS: Final = Family(
+    "forebay_idempotency_replays_total", "counter", (), "Requests that got the kept answer of an earlier one."
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -165,7 +171,8 @@ WATCHED: Final = (
     IN_FLIGHT, OLDEST_AGE, QUEUE_DEPTH, PERMITS, TELEMETRY_AGE, REPLICA_UP, REPLICA_IN_FLIGHT, EJECTED, CONNECTIONS,
     MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
-    CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT,
+    CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
+    REPLAYS,
 )  # fmt: skip
 COUNTED: Final = (REQUESTS, ATTEMPTS, REFUSED, DEGRADED, TOKENS)
 TIMED: Final = (DURATION, FIRST_TOKEN)

@@ -83,5 +83,7 @@ class CloseLine(Struct, eq=False, gc=False, tag_field="kind", tag="close"):
     output_flags: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     continued: int = 0
+    joined: str | None = None
+    joined_how: str | None = None
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA

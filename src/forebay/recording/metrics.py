@@ -259,6 +259,7 @@ class Metrics:
             ("state",): _JOURNAL_STATES,
             ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
             ("cause",): [(NO_FAILURE,)],
+            ("mode",): [("key",), ("on",), ("warn",)],
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
             ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],
         }

@@ -178,6 +178,16 @@ class CallRecord:
         self.row.degraded += (step,)
         self.desk.metrics.degraded(step)
 
+    def joined(self, call_id: str, how: str) -> None:
+        """Tell that the call is the same as another one.
+
+        Args:
+            call_id: of the other one.
+            how: `on`, `key`, `replay`: it gets that one's answer and is not run; `warn`: it might have.
+        """
+        self.row.joined = call_id
+        self.row.joined_how = how
+
     def refused(self, code: str) -> None:
         """Tell the error code of a refusal; `close` counts it."""
         self.refusal = code
@@ -302,13 +312,13 @@ class CallRecord:
         if self.engine_prefill_ms is not None:
             row.prefill_time_ms = self.engine_prefill_ms
             row.prefill_time_source = "engine"
-        elif first_s >= 0.0:
+        elif first_s >= 0.0 and self.dispatched_s >= 0.0:
             row.prefill_time_ms = self.prefill_s * 1e6 // 1.0 / 1e3
             row.prefill_time_source = "gateway"
         if self.engine_decode_ms is not None:
             row.decode_time_ms = self.engine_decode_ms
             row.decode_time_source = "engine"
-        elif first_s >= 0.0:
+        elif first_s >= 0.0 and self.dispatched_s >= 0.0:
             row.decode_time_ms = (now_s - first_s) * 1e6 // 1.0 / 1e3
             row.decode_time_source = "gateway"
 
