@@ -1,10 +1,11 @@
 """The notation of the recorded cases: what an upstream sends, write by write.
 
-A script is a sequence of steps: bytes (one write each), a `Wait`, or an `End` that is no proper end.
+A script is a sequence of steps: bytes (one write each), a `Wait`, an `Until`, or an `End` that is no proper end.
 """
 
 import enum
 import json
+import threading
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -13,6 +14,12 @@ class Wait(NamedTuple):
     """A pause in a script."""
 
     seconds: float
+
+
+class Until(NamedTuple):
+    """A pause in a script that a test ends."""
+
+    event: threading.Event
 
 
 class End(enum.Enum):
@@ -24,7 +31,7 @@ class End(enum.Enum):
 
 
 HANG, RST, FIN = End.HANG, End.RST, End.FIN
-Step = bytes | Wait | End
+Step = bytes | Wait | Until | End
 LAST_CHUNK = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from notation import DONE, FIN, RST, STOP, USAGE, Answer, D, End, Wait, completion, event, reply, stream
+from notation import DONE, FIN, RST, STOP, USAGE, Answer, D, End, Until, Wait, completion, event, reply, stream
 
 
 @dataclass(eq=False)
@@ -272,6 +272,9 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(answer.gap_s)
             elif isinstance(step, Wait):
                 await asyncio.sleep(step.seconds)
+            elif isinstance(step, Until):
+                while not step.event.is_set():
+                    await asyncio.sleep(0.005)
             else:
                 await self._end(step)
 

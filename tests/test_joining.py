@@ -1,5 +1,7 @@
 """Requests that are not run twice, through a real gateway: single flight and `Idempotency-Key`."""
 
+import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ import pytest
 from cases.pair import CHAT, Pair
 from cases.rawhttp import MESSAGES, Client, Response, chat, request_bytes
 from gateway_process import document, eventually, pool
-from notation import DONE, FIN, STOP, USAGE, Answer, D, Wait, completion, reply, stream
+from notation import DONE, FIN, STOP, USAGE, Answer, D, Until, Wait, completion, reply, stream
 
 pytestmark = pytest.mark.integration
 
@@ -18,14 +20,23 @@ pytestmark = pytest.mark.integration
 class Held:
     """An answer of two halves; the second one comes when it is let go."""
 
-    def __init__(self, words: int = 6) -> None:
-        self.words = [f"word{i} " for i in range(words)]
+    def __init__(self) -> None:
+        self.words = [f"word{i} " for i in range(6)]
         self.text = "".join(self.words)
+        self.go = threading.Event()
 
-    def answer(self, seconds: float) -> Answer:
-        parts = [D(word) for word in self.words]
-        half = len(parts) // 2
-        return stream(*parts[:half], Wait(seconds), *parts[half:], STOP, USAGE(7, len(parts)), DONE)
+    @property
+    def answer(self) -> Answer:
+        """As an engine sends it."""
+        return self.between([D(word) for word in self.words[:3]], [D(word) for word in self.words[3:]], USAGE(7, 6))
+
+    def between(self, before: list[bytes], after: list[bytes], *more: bytes) -> Answer:
+        """A stream that is held between two parts."""
+        return stream(*before, Until(self.go), *after, STOP, *more, DONE, gap_s=0)
+
+    def whole(self, status: int, payload: object) -> Answer:
+        """An answer that comes when it is let go."""
+        return Answer((Until(self.go), *reply(status, payload).steps))
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +72,13 @@ def begin(pair: Pair, payload: object, *headers: str, key: str = "key-A") -> Cli
     return client
 
 
-def at_once(pair: Pair, requests: list[dict[str, Any]]) -> list[Response]:
-    """Send requests side by side and read their answers."""
+def at_once(pair: Pair, held: Held, requests: list[dict[str, Any]]) -> list[Response]:
+    """Send requests side by side, let their answer go when all are there, and read it."""
     with ThreadPoolExecutor(len(requests)) as threads:
-        return list(threads.map(lambda request: pair.post(**request), requests))
+        answers = [threads.submit(pair.post, **request) for request in requests]
+        assert eventually(lambda: pair.gateway.metric("forebay_requests_in_flight") == len(requests), 10)
+        held.go.set()
+        return [answer.result() for answer in answers]
 
 
 def spent(pair: Pair) -> float:
@@ -73,11 +87,18 @@ def spent(pair: Pair) -> float:
     return sum(pair.gateway.metric("forebay_tokens_total", kind=kind) for kind in ("prompt", "completion"))
 
 
+def clients(pair: Pair) -> int:
+    """How many clients have the answers that are shared now; -1 while the control plane does not answer."""
+    status, body = pair.gateway.admin_get("/api/status")
+    seen = json.loads(body)["data_plane"]["status"] if status == 200 else None
+    return -1 if seen is None else int(seen["joining"]["clients"])
+
+
 def test_twenty_equal_streams_are_one_for_the_engine(joined: Pair) -> None:
     held = Held()
-    joined.engine.play(held.answer(1.0))
+    joined.engine.play(held.answer)
     before = spent(joined)
-    answers = at_once(joined, [{"payload": chat(), "headers": (f"X-Request-Id: twenty-{i}",)} for i in range(20)])
+    answers = at_once(joined, held, [{"payload": chat(), "headers": (f"X-Request-Id: twenty-{i}",)} for i in range(20)])
     assert len(joined.engine.posts) == 1
     assert {(a.status, a.text, a.finish, a.done, a.clean) for a in answers} == {(200, held.text, "stop", True, True)}
     assert len({a.value("x-forebay-call-id") for a in answers}) == 20
@@ -101,18 +122,20 @@ def test_twenty_equal_streams_are_one_for_the_engine(joined: Pair) -> None:
 
 def test_who_comes_late_gets_what_was_said_and_then_the_rest(joined: Pair) -> None:
     held = Held()
-    joined.engine.play(held.answer(1.5))
+    joined.engine.play(held.answer)
     with begin(joined, chat()) as first:
         first.read_events(2)
         with begin(joined, chat()) as second:
             assert b"word0" in second.read_events(2) and b"word5" not in second.read_events(2)
+            held.go.set()
             assert {first.response().text, second.response().text} == {held.text}
     assert len(joined.engine.posts) == 1
 
 
 def test_whole_answers_are_shared_too(joined: Pair) -> None:
-    joined.engine.play(Answer((Wait(0.6), *reply(200, completion(text="all of it")).steps)))
-    answers = at_once(joined, [{"payload": chat(stream=False)} for _ in range(5)])
+    held = Held()
+    joined.engine.play(held.whole(200, completion(text="all of it")))
+    answers = at_once(joined, held, [{"payload": chat(stream=False)} for _ in range(5)])
     assert len(joined.engine.posts) == 1 and len({a.body for a in answers}) == 1
     assert answers[0].json()["choices"][0]["message"]["content"] == "all of it"
 
@@ -131,8 +154,9 @@ def test_whole_answers_are_shared_too(joined: Pair) -> None:
     ids=["tenants", "users", "bodies", "deadlines", "keys", "off", "warn"],
 )
 def test_what_is_not_the_same_is_run_twice(joined: Pair, requests: list[dict[str, Any]]) -> None:
-    joined.engine.default = lambda _: Held().answer(0.5)
-    answers = at_once(joined, [{"payload": chat(), **request} for request in requests])
+    held = Held()
+    joined.engine.default = held.answer
+    answers = at_once(joined, held, [{"payload": chat(), **request} for request in requests])
     assert [a.status for a in answers] == [200, 200] and len(joined.engine.posts) == 2
     assert {a.value("x-forebay-joined") for a in answers} == {None}
 
@@ -143,9 +167,10 @@ def test_one_after_the_other_is_run_twice(joined: Pair) -> None:
 
 
 def test_warn_counts_and_marks_and_changes_nothing(joined: Pair) -> None:
-    joined.engine.default = lambda _: Held().answer(0.8)
+    held = Held()
+    joined.engine.default = held.answer
     before = joined.gateway.metric("forebay_requests_joined_total", mode="warn")
-    answers = at_once(joined, [{"payload": chat("watched")} for _ in range(3)])
+    answers = at_once(joined, held, [{"payload": chat("watched")} for _ in range(3)])
     rows = [joined.row(answer) for answer in answers]
     assert len(joined.engine.posts) == 3 and all(row["total_tokens"] == 13 for row in rows)
     (first,) = [row for row in rows if row["joined"] is None]
@@ -155,12 +180,15 @@ def test_warn_counts_and_marks_and_changes_nothing(joined: Pair) -> None:
 
 def test_the_work_goes_on_for_the_others_when_its_client_leaves(joined: Pair) -> None:
     held = Held()
-    joined.engine.play(held.answer(1.0))
+    joined.engine.play(held.answer)
     first = begin(joined, chat(), "X-Request-Id: goes")
     first.read_events(2)
     with begin(joined, chat(), "X-Request-Id: stays") as second:
         second.read_events(2)
+        assert eventually(lambda: clients(joined) == 2, 20)
         first.reset()
+        assert eventually(lambda: clients(joined) == 1)
+        held.go.set()
         answer = second.response()
     assert answer.text == held.text and answer.done
     assert joined.engine.posts[0].closed_s is None
@@ -196,10 +224,13 @@ def test_the_engine_is_free_when_the_last_one_has_gone(joined: Pair, waits: bool
 def test_a_slow_client_holds_nobody_up(joined: Pair) -> None:
     """More than the buffers of both systems hold beside ours: it does not read, and the others go on."""
     piece, pieces = "x" * 8000, 2000
-    joined.engine.play(stream(D("begin "), Wait(0.8), *(D(piece) for _ in range(pieces)), STOP, DONE, gap_s=0))
+    held = Held()
+    joined.engine.play(held.between([D("begin ")], [D(piece) for _ in range(pieces)]))
     with begin(joined, chat(), "X-Request-Id: slow") as slow:
         slow.read_events(1)
         with begin(joined, chat(), "X-Request-Id: quick") as quick:
+            quick.read_events(1)
+            held.go.set()
             answer = quick.response()
         assert answer.done and len(answer.text) == 6 + len(piece) * pieces
         late = slow.response()
@@ -211,8 +242,9 @@ def test_a_slow_client_holds_nobody_up(joined: Pair) -> None:
 
 def test_an_error_is_shared(joined: Pair) -> None:
     broken = {"error": {"message": "no", "type": "x", "param": None, "code": 500}}
-    joined.engine.play(Answer((Wait(0.6), *reply(500, broken).steps)))
-    answers = at_once(joined, [{"payload": chat(), "headers": (f"X-Request-Id: bad-{i}",)} for i in range(4)])
+    held = Held()
+    joined.engine.play(held.whole(500, broken))
+    answers = at_once(joined, held, [{"payload": chat(), "headers": (f"X-Request-Id: bad-{i}",)} for i in range(4)])
     assert len(joined.engine.posts) == 1 and {(a.status, a.error["message"]) for a in answers} == {(500, "no")}
     rows = joined.gateway.rows([f"bad-{i}" for i in range(4)])
     assert {(row["outcome"], row["status"]) for row in rows} == {("engine_error", 500)}
@@ -220,9 +252,10 @@ def test_an_error_is_shared(joined: Pair) -> None:
 
 
 def test_an_error_within_a_stream_is_shared(joined: Pair) -> None:
-    joined.engine.play(stream(D("a "), Wait(0.6), FIN))
+    held = Held()
+    joined.engine.play(stream(D("a "), Until(held.go), FIN))
     # With logprobs, so that it cannot go on elsewhere.
-    answers = at_once(joined, [{"payload": chat(logprobs=True)} for _ in range(3)])
+    answers = at_once(joined, held, [{"payload": chat(logprobs=True)} for _ in range(3)])
     assert len(joined.engine.posts) == 1
     assert {(a.text, (a.stream_error or {})["code"], a.done, a.clean) for a in answers} == {
         ("a ", "engine_truncated", False, True)
@@ -261,8 +294,8 @@ def test_a_known_key_gets_its_answer_again(joined: Pair, streamed: bool) -> None
 
 def test_a_key_that_runs_is_joined(joined: Pair) -> None:
     held = Held()
-    joined.engine.play(held.answer(0.8))
-    answers = at_once(joined, [{"payload": chat("plain"), "headers": keyed("runs")} for _ in range(4)])
+    joined.engine.play(held.answer)
+    answers = at_once(joined, held, [{"payload": chat("plain"), "headers": keyed("runs")} for _ in range(4)])
     assert len(joined.engine.posts) == 1 and {a.text for a in answers} == {held.text}
     assert sorted(str(joined.row(a)["joined_how"]) for a in answers) == ["None", "key", "key", "key"]
 
@@ -274,10 +307,12 @@ def test_a_key_with_another_request_is_refused(joined: Pair) -> None:
         *(422, "idempotency_key_reused", "false"),
     )
     assert len(joined.engine.posts) == 1
-    joined.engine.play(Held().answer(0.8))
+    held = Held()
+    joined.engine.play(held.answer)
     with begin(joined, chat("plain"), *keyed("taken-2")) as running:
         running.read_events(1)
         assert joined.post(chat("plain", temperature=1), headers=keyed("taken-2")).status == 422
+        held.go.set()
         assert running.response().done
 
 
@@ -308,14 +343,14 @@ def test_an_answer_too_large_to_keep_is_not_run_again(joined: Pair) -> None:
 
 def test_a_client_that_left_may_come_again(joined: Pair) -> None:
     """Its retry finds the work going on, for less than the second in which an engine must be free."""
-    held = Held()
-    joined.engine.play(held.answer(0.5))
+    joined.engine.play(stream(D("a "), D("b "), Wait(0.3), D("c"), STOP, USAGE(7, 6), DONE))
     before = spent(joined)
     first = begin(joined, chat("plain"), *keyed("comes-again"))
     first.read_events(2)
     first.reset()
     answer = joined.post(chat("plain"), headers=keyed("comes-again"))
-    assert answer.text == held.text and len(joined.engine.posts) == 1
+    assert answer.text == "a b c" and len(joined.engine.posts) == 1
+    assert joined.row(answer)["joined_how"] in ("key", "replay")
     assert spent(joined) - before == 13
 
 
@@ -342,17 +377,13 @@ def test_answers_are_erased_at_their_end(module_engine: Any, gateway: Any) -> No
 
 def test_the_openai_client_is_charged_once_for_its_own_retries(joined: Pair) -> None:
     """It gives up on a slow answer and sends the same request again, key and all."""
-    joined.engine.play(Answer((Wait(1.2), *reply(200, completion("plain", prompt=3, tokens=4)).steps)))
+    joined.engine.play(Answer((Wait(1.0), *reply(200, completion("plain", prompt=3, tokens=4)).steps)))
     before = spent(joined)
     client = openai.OpenAI(api_key="key-A", base_url=f"{joined.gateway.base_url}/v1", timeout=0.9, max_retries=2)
-    made = client.chat.completions.create(
-        model="plain", messages=MESSAGES, extra_headers={"Idempotency-Key": "sdk"}
-    )  # type: ignore[call-overload]
+    made = client.chat.completions.create(model="plain", messages=MESSAGES, extra_headers={"Idempotency-Key": "sdk"})  # type: ignore[call-overload]
     assert made.choices[0].message.content == "ok"
     assert len(joined.engine.posts) == 1 and spent(joined) - before == 7
     again = client.chat.completions.with_raw_response.create(
         model="plain", messages=MESSAGES, extra_headers={"Idempotency-Key": "sdk"}
     )  # type: ignore[call-overload]
     assert again.headers["x-forebay-replayed"] == "true"
-
-
