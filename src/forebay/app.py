@@ -120,12 +120,16 @@ class DataPlane:
         self._started_s = clock.now_s()
         self._lag_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._follow()
+        self._watch()
+
+    def _follow(self) -> None:
+        """Let every part that depends on the policy follow it."""
         for listener in (
             self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
             self.lessons.degrading, self.joining,
         ):  # fmt: skip
             self.policy.subscribe(listener)
-        self._watch()
 
     def _watch(self) -> None:
         gauges = Gauges(self.fleet, self.upstream, self._clock)
