@@ -57,6 +57,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "counting": GROUND | {"edge", "routing"},
     "ledger": GROUND | {"admission", "recording"},
     "handover": GROUND,
+    "retrying": GROUND | {"routing"},
+    # Both sides of the gate's connection: the real limits, queue and replicas on one, their copy on the other.
+    "crossing": GROUND | {"admission", "routing", "engines.contract"},
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
     | {"actions", "continuing", "lessons"},
@@ -65,10 +68,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
     | {"gauges", "status", "actions", "degrading", "joining", "lessons", "placing", "timing", "handover"}
+    | {"retrying", "crossing"}
     | {"config", "engines", "console", "processes"},
+    # Processes: how one starts and ends.
+    "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},
     # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND
-    | {"config", "app", "handover", "processes", "startup", "console.token", "engines", "admission"}
+    | {"config", "app", "single", "handover", "processes", "startup", "console.token", "engines", "admission"}
     | {"recording", "plan", "release", "upstream"},
 }
 

@@ -56,7 +56,7 @@ class World:
 
     def __init__(self, *names: str, **pool: object) -> None:
         self.bench = Bench(*names, **pool)
-        self.continuer = Continuer(self.bench.fleet)
+        self.continuer = Continuer(self.bench.fleet, self.bench.retries)
         self.legs: list[str] = []
         self.free = asyncio.Event()
         self.free.set()

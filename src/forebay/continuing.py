@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from forebay.domain import FailureKind, Outcome
-from forebay.ports import Lease, Record, Reply
+from forebay.ports import Lease, Record, Reply, Retries
 from forebay.routing import attempts
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
@@ -45,8 +45,9 @@ class Continuer:
         lost: broken answers that could not go on, by reason.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, retries: Retries) -> None:
         self._fleet = fleet
+        self._retries = retries
         self._threads: dict[Thread, int] = {}
         self._turns: dict[str, _Turns] = {}
         self.moved: dict[str, int] = {}
@@ -162,7 +163,7 @@ class Continuer:
         while True:
             others = self._others(sending.pool, dead)
             excluded = dead if others or waited_s < RETURN_S else _NONE
-            lease = self._fleet.take(sending.pool, call, excluded, held=False)
+            lease = await self._retries.take(sending.pool, call, excluded)
             if lease is not None or waited_s >= (sending.timeouts.first_byte_s if others else RETURN_S):
                 return lease
             await asyncio.sleep(LOOK_S)

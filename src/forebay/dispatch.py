@@ -14,10 +14,9 @@ from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.lessons import Lessons
 from forebay.policy import Model, Policy
-from forebay.ports import Lease, Permit, Record, Reply
+from forebay.ports import Lease, Permit, Record, Reply, Retries
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
-from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
 from forebay.upstream.continuation.shapes import Plan, shape_of
@@ -45,18 +44,18 @@ class Dispatcher:
 
     Args:
         fleet: the replicas and their health.
-        budgets: how many tries may be repeated.
+        retries: whether and where a call is tried again.
         upstream: runs one try.
         continuer: lets an answer go on whose engine has died.
     """
 
     def __init__(
-        self, fleet: Fleet, budgets: RetryBudgets, upstream: Upstream, continuer: Continuer, lessons: Lessons
+        self, fleet: Fleet, retries: Retries, upstream: Upstream, continuer: Continuer, lessons: Lessons
     ) -> None:
         self._fleet = fleet
         self._continuer = continuer
         self._lessons = lessons
-        self._budgets = budgets
+        self._retries = retries
         self._upstream = upstream
 
     async def run(
@@ -71,7 +70,7 @@ class Dispatcher:
         said = reply.extra
         ends: list[Ended] = []
         tried: tuple[Tried, ...] = ()
-        self._budgets.note_call(permit.pool, call.tenant.name)
+        self._retries.note_call(permit.pool, call.tenant.name)
         begun = False
         for name in (call.model, *first.fallback):
             model = policy.models[name]
@@ -129,23 +128,23 @@ class Dispatcher:
             used |= {name}
             tried += (Tried(model, name, failure, verdict.status, verdict.retry_after_s),)
             step = attempts.next_step(tried, sending.max_attempts, random.random())
-            if step.action != "elsewhere" or not self._may_retry(call, sending.pool, failure):
+            if step.action != "elsewhere" or not await self._may_retry(call, sending.pool, failure):
                 break
-            lease = self._fleet.take(sending.pool, call, used, held=False) or await self._again(
+            lease = await self._retries.take(sending.pool, call, used) or await self._again(
                 call, sending.pool, used, step
             )
         return best, tried
 
-    def _may_retry(self, call: Call, pool: str, failure: FailureKind) -> bool:
+    async def _may_retry(self, call: Call, pool: str, failure: FailureKind) -> bool:
         """Ask the retry budget; a replica that is gone has freed the load that its calls put on others."""
-        return failure in _GONE or self._budgets.try_take(pool, call.tenant.name)
+        return failure in _GONE or await self._retries.may_retry(pool, call.tenant.name)
 
     async def _again(self, call: Call, pool: str, used: frozenset[str], step: Step) -> Lease | None:
         """After the pause, take one of the replicas used before that may be asked again."""
         if used <= step.excluded or step.pause_s > attempts.MAX_PAUSE_S:
             return None
         await asyncio.sleep(step.pause_s)
-        return self._fleet.take(pool, call, step.excluded, held=False)
+        return await self._retries.take(pool, call, step.excluded)
 
     async def _attempt(
         self, call: Call, sending: Sending, lease: Lease, reply: Reply, record: Record

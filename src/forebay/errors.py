@@ -67,6 +67,7 @@ CODES: dict[str, Code] = {
     "total_timeout": Code(504, "timeout_error"),
     "no_engine": Code(503, "overloaded_error", retry=True),
     "engine_loading": Code(503, "overloaded_error", retry=True),
+    "gate_unavailable": Code(503, "overloaded_error", retry=True),
     "too_many_connections": Code(503, "overloaded_error", retry=True),
     "internal_error": Code(500, "server_error"),
 }

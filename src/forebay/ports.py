@@ -227,6 +227,30 @@ class Gate(Protocol):
         """
 
 
+class Retries(Protocol):
+    """Further tries of calls that have been let in: whether they may be, and where.
+
+    Where the gate is in another process both are asked there; a first try asks nothing of it.
+    """
+
+    def note_call(self, pool: str, tenant: str) -> None:
+        """Count the first try of a call on a pool."""
+
+    async def may_retry(self, pool: str, tenant: str) -> bool:
+        """Take one more try from the budgets of the pool and of the tenant; False when they are used up."""
+        ...
+
+    async def take(self, pool: str, call: Call, excluded: frozenset[str]) -> Lease | None:
+        """Take a replica for one more try, beyond the hold; None when there is none.
+
+        Args:
+            pool: its name.
+            call: to be sent.
+            excluded: names of replicas that this call must not get again.
+        """
+        ...
+
+
 class Receiver(Protocol):
     """Who takes one answer; each answer ends with `on_end` or `on_lost`, once."""
 

@@ -3,6 +3,8 @@
 from forebay.clock import ManualClock
 from forebay.domain import FailureKind, Replica, Tenant
 from forebay.policy import Admission, Capacity, Policy, Pool
+from forebay.retrying import LocalRetries
+from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import Lease, ReplicaState
 from forebay.traffic import Call, Work
@@ -28,6 +30,7 @@ class Bench:
     def __init__(self, *names: str, **pool: object) -> None:
         self.clock = ManualClock(100.0)
         self.fleet = Fleet(self.clock)
+        self.retries = LocalRetries(self.fleet, RetryBudgets(self.clock.now_s))
         self.admission = Admission(long_prompt_tokens=2048)
         self.follow(*names, **pool)
 

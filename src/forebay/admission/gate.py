@@ -120,6 +120,13 @@ class LocalGate:
         permit.withdraw()
         return None
 
+    def adopt(self, call: Call, pool: str) -> LocalPermit | None:
+        """Count a call that runs already, let in by an earlier gate; None when its tenant's limits have no room."""
+        try:
+            return self._admitted(call, pool)
+        except Refused:
+            return None
+
     async def acquire(self, call: Call, pool: str) -> LocalPermit:
         """Take a place, or wait for one.
 

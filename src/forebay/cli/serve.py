@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from forebay.app import CONTROL_PLANE, DataPlane
+from forebay.app import DataPlane
 from forebay.clock import SystemClock
 from forebay.config.load import Address, Settings, environment, load
 from forebay.console.token import admin_token
@@ -19,6 +19,7 @@ from forebay.errors import ConfigError
 from forebay.handover import HandOverError, Taken, take_over
 from forebay.policy import Policy
 from forebay.processes import Child
+from forebay.single import CONTROL_PLANE, Single
 from forebay.startup import Plan, control_command, plan_without_file
 
 LISTEN = Address("127.0.0.1", 7080)
@@ -70,21 +71,21 @@ async def _serve(
         print("\n".join(error.faults), file=sys.stderr)
         return 2
     plane = DataPlane(loop, clock, plan.settings, data_dir, config)
-    plane.replaced = stop
+    single = Single(plane, stop)
     _say("".join(f"{note}\n" for note in plan.notes))
     try:
         taken = _taken(data_dir) if replaces else None
-        port = await _begin(plane, plan, clock, taken, stop)
+        port = await _begin(single, plane, plan, clock, taken, stop)
     except (OSError, HandOverError) as error:
         print(error if isinstance(error, HandOverError) else _cannot_listen(plan, error), file=sys.stderr)
         return 3
-    await _start_control_plane(plane, plan, config, data_dir, clock)
+    await _start_control_plane(single, plan, config, data_dir, clock)
     if plan.embedded_command and taken is None:
         await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
     _say(_greeting(plan, Address(plan.settings.listen.host, port), data_dir))
     await stop.wait()
     log.info("draining: running calls are finished, new ones are refused")
-    await plane.stop()
+    await single.stop()
     return 0
 
 
@@ -96,15 +97,17 @@ def _taken(data_dir: Path) -> Taken | None:
     return taken
 
 
-async def _begin(plane: DataPlane, plan: Plan, clock: SystemClock, taken: Taken | None, stop: asyncio.Event) -> int:
+async def _begin(
+    single: Single, plane: DataPlane, plan: Plan, clock: SystemClock, taken: Taken | None, stop: asyncio.Event
+) -> int:
     """Begin to serve: who takes over waits for its embedded engine first, others show that they are there."""
-    plane.begin()
-    port = 0 if taken is not None else await plane.listen()
+    single.begin()
+    port = 0 if taken is not None else await single.listen()
     if plan.embedded_command:
-        await plane.start_child(_child("embedded engine", plan.embedded_command, clock))
+        await single.start_child(_child("embedded engine", plan.embedded_command, clock))
         if taken is not None:
             await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
-    return port if taken is None else await plane.listen(taken)
+    return port if taken is None else await single.listen(taken)
 
 
 def _cannot_listen(plan: Plan, error: OSError) -> str:
@@ -112,12 +115,12 @@ def _cannot_listen(plan: Plan, error: OSError) -> str:
 
 
 async def _start_control_plane(
-    plane: DataPlane, plan: Plan, config: Path | None, data_dir: Path, clock: SystemClock
+    single: Single, plan: Plan, config: Path | None, data_dir: Path, clock: SystemClock
 ) -> None:
     command = control_command(
-        plan.settings.admin, str(data_dir), str(plane.socket_path), None if config is None else str(config)
+        plan.settings.admin, str(data_dir), str(single.socket_path), None if config is None else str(config)
     )
-    await plane.start_child(_child(CONTROL_PLANE, command, clock, nice=10))
+    await single.start_child(_child(CONTROL_PLANE, command, clock, nice=10))
 
 
 def _child(name: str, command: list[str], clock: SystemClock, nice: int = 0) -> Child:

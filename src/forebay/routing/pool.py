@@ -114,6 +114,21 @@ class Fleet:
             best.prefixes.add(blocks)
         return Lease(best, call, best_foreseen, prompt_tokens - best_foreseen >= long_tokens, now_s)
 
+    def adopt(self, pool: str, replica: str, call: Call, foreseen_tokens: int) -> Lease | None:
+        """Count a try that runs already, by the word of whoever sent it; None when the replica is not known here.
+
+        Args:
+            pool: its name.
+            replica: its name.
+            call: whose try it is.
+            foreseen_tokens: of its prompt, in the engine's cache.
+        """
+        state = self._states.get(pool, {}).get(replica)
+        if state is None:
+            return None
+        long = call.prompt_tokens - foreseen_tokens >= self.long_tokens(pool)
+        return Lease(state, call, foreseen_tokens, long, self._clock.now_s())
+
     def tick(self) -> None:
         """Count prompts of whole answers as computed when it is time, and see who takes part; 10 times a second."""
         now_s = self._clock.now_s()
