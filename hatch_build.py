@@ -18,19 +18,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What runs for each request or chunk, but for modules with structs to decode into (`shapes`, `said`, `usage`, `typed`,
 # `lines`): msgspec reads their annotations, which mypyc does not keep.
 COMPILED = (
-    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/depth", "wire/facts", "wire/answers",
-    "wire/usage", "edge/connection", "edge/headers", "edge/reply", "edge/routes", "edge/body", "edge/prompt",
-    "edge/ending", "edge/render", "identity/address", "identity/keys", "understanding", "admission/gate",
-    "admission/basin", "admission/queue", "admission/served", "admission/claims", "admission/quota",
+    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/notice", "wire/depth", "wire/facts",
+    "wire/answers", "wire/usage", "edge/connection", "edge/headers", "edge/reply", "edge/routes", "edge/body",
+    "edge/prompt", "edge/ending", "edge/render", "identity/address", "identity/keys", "understanding",
+    "admission/gate", "admission/basin", "admission/queue", "admission/served", "admission/claims", "admission/quota",
     "admission/spending", "admission/terms", "admission/hygiene", "admission/rules", "admission/predicates",
     "admission/pointers", "admission/work", "admission/texts", "admission/tokens", "admission/outputs",
     "routing/pool", "routing/replica", "routing/capacity", "routing/prefixes", "routing/budget", "routing/breaker",
-    "routing/rotation", "routing/ejection", "routing/outlook", "dispatch", "cleaning", "pipeline",
+    "routing/rotation", "routing/ejection", "routing/outlook", "routing/headroom", "dispatch", "cleaning", "pipeline",
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
     "upstream/send", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
-    "recording/metrics", "degrade/tenants", "edge/shared", "admission/kept", "joining",
-    "timing", "degrading", "lessons", "placing",
+    "recording/metrics", "degrade/tenants", "degrade/pressure", "degrade/ladder", "degrade/steps", "edge/shared",
+    "admission/kept", "joining", "timing", "degrading", "laddering", "sparing", "lessons", "placing",
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ GROUND = frozenset({"domain", "policy", "errors", "traffic", "ports", "clock", "
 PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
 
 PATH_UNITS = (
-    *("pipeline", "cleaning", "understanding", "joining", "placing", "dispatch", "edge", "identity", "admission"),
-    *("routing", "upstream", "recording", "wire"),
+    *("pipeline", "cleaning", "understanding", "joining", "placing", "laddering", "sparing", "dispatch", "edge"),
+    *("identity", "admission", "routing", "upstream", "recording", "wire"),
 )
 
 # unit -> what of ours it may import, as a unit or as one module of it. A room never imports a neighbour:
@@ -39,20 +39,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "console": GROUND | {"config"},
     "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
     "joining": GROUND | {"admission", "edge", "recording"},
-    "placing": GROUND | {"degrading", "joining", "recording"},
+    "placing": GROUND | {"degrading", "edge", "joining", "recording", "sparing"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
     "continuing": GROUND | {"routing", "upstream"},
     # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
     "actions": GROUND | {"routing"},
     "timing": GROUND | {"routing", "upstream"},
     "degrading": GROUND | {"actions", "degrade", "routing", "recording", "timing", "upstream", "engines.registry"},
+    # The ladder: which level a pool is on, and what that does to a call.
+    "laddering": GROUND | {"actions", "admission", "degrade", "routing", "engines.contract"},
+    "sparing": GROUND | {"admission", "degrade", "edge", "laddering", "recording", "routing", "engines.registry"},
     "lessons": GROUND | {"degrading", "timing", "upstream"},
     "dispatch": GROUND | {"continuing", "edge", "lessons", "routing", "upstream", "engines.registry"},
     "polling": GROUND | {"routing", "engines"},
     "following": GROUND | {"config", "recording"},
     "gauges": GROUND
     | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"}
-    | {"joining"},
+    | {"joining", "laddering"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     "ledger": GROUND | {"admission", "recording"},
@@ -62,13 +65,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "crossing": GROUND | {"admission", "routing", "engines.contract"},
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
-    | {"actions", "continuing", "lessons"},
+    | {"actions", "continuing", "laddering", "lessons"},
     "startup": GROUND | {"config", "engines", "upstream"},
     "app": GROUND
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
-    | {"gauges", "status", "actions", "degrading", "joining", "lessons", "placing", "timing", "handover"}
-    | {"retrying", "crossing"}
+    | {"gauges", "status", "actions", "degrading", "joining", "laddering", "lessons", "placing", "sparing", "timing"}
+    | {"handover", "retrying", "crossing"}
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
     "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},

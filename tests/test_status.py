@@ -12,6 +12,7 @@ from forebay.config.rules import refuse_long
 from forebay.degrading import Degrading
 from forebay.domain import FailureKind, Replica, Spend, Tenant, Value
 from forebay.errors import Refused
+from forebay.laddering import Laddering
 from forebay.lessons import Lessons
 from forebay.policy import Model, Policy, PolicyHolder, Pool
 from forebay.recording.metrics import Metrics
@@ -74,19 +75,22 @@ class Plane:
             )
         )
         actions = Actions(self.fleet, self.clock)
+        gate = LocalGate(self.clock, self.fleet)
+        laddering = Laddering(self.fleet, gate.basin, actions, self.clock)
         self.parts = Parts(
             self.clock,
             self.clock.now_s(),
             self.policy,
             self.fleet,
-            LocalGate(self.clock, self.fleet),
+            gate,
             RetryBudgets(self.clock.now_s),
             Understanding(),
             Recorder(self.clock, NoJournal(), Metrics(self.clock)),
             Lessons(Timing(self.fleet, self.clock), Degrading(self.fleet, actions, self.clock)),
+            laddering,
             actions,
         )
-        for listener in (self.fleet, self.parts.gate, self.parts.budgets, self.parts.understanding):
+        for listener in (self.fleet, gate, self.parts.budgets, self.parts.understanding, laddering):
             self.policy.subscribe(listener)
         self.inside: list[LocalPermit] = []
 

@@ -30,6 +30,7 @@ from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
 from forebay.identity.keys import identify
 from forebay.joining import Joining
+from forebay.laddering import Laddering
 from forebay.ledger import Counted, MonthLedger
 from forebay.lessons import Lessons
 from forebay.pipeline import Pipeline
@@ -44,6 +45,7 @@ from forebay.retrying import LocalRetries
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
+from forebay.sparing import Sparing
 from forebay.timing import Timing
 from forebay.understanding import Understanding
 from forebay.upstream.fetch import Fetcher
@@ -99,6 +101,7 @@ class DataPlane:
         self.actions = Actions(self.fleet, clock)
         self.lessons = Lessons(Timing(self.fleet, clock), Degrading(self.fleet, self.actions, clock))
         self.gate = LocalGate(clock, self.fleet)
+        self.laddering = Laddering(self.fleet, self.gate.basin, self.actions, clock)
         self.budgets = RetryBudgets(clock.now_s)
         self.upstream = Upstream(loop, clock)
         self.fetch = Fetcher(loop, self.upstream.connections)
@@ -117,7 +120,7 @@ class DataPlane:
         """Let every part that depends on the policy follow it."""
         for listener in (
             self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
-            self.lessons.degrading, self.joining,
+            self.lessons.degrading, self.joining, self.laddering,
         ):  # fmt: skip
             self.policy.subscribe(listener)
 
@@ -126,7 +129,10 @@ class DataPlane:
         retries = far or LocalRetries(self.fleet, self.budgets)
         self.continuer = Continuer(self.fleet, retries)
         dispatcher = Dispatcher(self.fleet, retries, self.upstream, self.continuer, self.lessons)
-        placing = Placing(far or self.gate, self.lessons.degrading, self.joining)
+        sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
+        placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing)
+        if far is None:
+            self.beats.append(self.laddering.tick)
         insight = Insight(self._live, lambda: self.ready, self._serving, self.metrics.render, self.status)
         local = LocalAnswers(insight, identify)
         pipeline = Pipeline(self.policy, self.understanding, placing, dispatcher, self.recorder, local)
@@ -137,7 +143,7 @@ class DataPlane:
         gauges = Gauges(self.fleet, self.upstream, self.clock)
         gauges.watch(self.metrics, self.gate, lambda: self._lag_s)
         gauges.watch_work(self.metrics, self.budgets, self.continuer, self.understanding)
-        gauges.watch_automata(self.metrics, self.lessons)
+        gauges.watch_automata(self.metrics, self.lessons, self.laddering)
         gauges.watch_joining(self.metrics, self.joining)
         self.follower.gauges(self.metrics)
 
@@ -207,6 +213,7 @@ class DataPlane:
             self.understanding,
             self.recorder,
             self.lessons,
+            self.laddering,
             self.actions,
         )
         own = {

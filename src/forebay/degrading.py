@@ -6,7 +6,7 @@ or its engine lacks the endpoint, the call stays at home.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,14 +51,24 @@ class Watch(Struct, frozen=True):
     tenants: Tenants
 
 
+def _unknown(call: Call, pool: str) -> bool | None:
+    """Say nothing about a pool's room."""
+    return None
+
+
 class Degrading:
-    """Moves tenants and brings them back; follows the policy."""
+    """Moves tenants and brings them back; follows the policy.
+
+    Attributes:
+        has_headroom: says whether a pool has room for calls of others; None when nobody knows.
+    """
 
     def __init__(self, fleet: Fleet, actions: Actions, clock: Clock) -> None:
         self._fleet = fleet
         self._actions = actions
         self._clock = clock
         self._watched: dict[str, Watch] = {}
+        self.has_headroom: Callable[[Call, str], bool | None] = _unknown
         actions.on_end[STEP] = self._time_is_up
 
     def apply(self, policy: Policy) -> None:
@@ -86,7 +96,7 @@ class Degrading:
         if watch is None or watch.tenants.goes_home(call.tenant.name, self._clock.now_s()):
             return call
         model = policy.models.get(watch.degrade.model)
-        if model is None or not self._fleet.usable(model.pool):
+        if model is None or not self._fleet.usable(model.pool) or self.has_headroom(call, model.pool) is False:
             return call
         if call.endpoint.name not in ENGINES[policy.pools[model.pool].engine].endpoints:
             return call

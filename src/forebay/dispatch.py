@@ -72,7 +72,7 @@ class Dispatcher:
         tried: tuple[Tried, ...] = ()
         self._retries.note_call(permit.pool, call.tenant.name)
         begun = False
-        for name in (call.model, *first.fallback):
+        for name in (call.model, *(() if call.moved else first.fallback)):
             model = policy.models[name]
             pool = policy.pools[model.pool]
             if begun:
@@ -208,7 +208,7 @@ def prepare(call: Call, asked: Asked, model: Model, policy: Policy, token_ids: b
         model.timeouts,
         policy.stream,
         policy.limits.response_bytes,
-        Rewriter(model.name, asks_usage),
+        Rewriter(model.name, asks_usage, call.notice),
         openai_stream,
         choices(asked) if openai_stream else 1,
         pool.max_attempts,

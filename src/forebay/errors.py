@@ -54,6 +54,7 @@ CODES: dict[str, Code] = {
     "overloaded": Code(429, _OVER, retry=True),
     "rule_rejected": Code(422, _BAD),
     "hygiene_rejected": Code(400, _BAD),
+    "degraded": Code(503, "overloaded_error"),
     "queue_full": Code(429, _OVER, retry=True),
     "queue_timeout": Code(429, _OVER, retry=True),
     # engines

@@ -6,6 +6,7 @@ from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.continuing import Continuer
 from forebay.joining import Joining
+from forebay.laddering import Laddering
 from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
 from forebay.routing.budget import RetryBudgets
@@ -53,8 +54,11 @@ class Gauges:
             "forebay_estimate_error_ratio", lambda: [((m,), error) for m, error, _ in understanding.estimator.report()]
         )
 
-    def watch_automata(self, metrics: Metrics, lessons: Lessons) -> None:
+    def watch_automata(self, metrics: Metrics, lessons: Lessons, laddering: Laddering) -> None:
         """Register the readings of what Forebay decides by itself."""
+        metrics.watch("forebay_ladder_level", laddering.gauge_levels)
+        metrics.watch("forebay_ladder_kv_ratio", laddering.gauge_kv)
+        metrics.watch("forebay_ladder_pain", laddering.gauge_pains)
         metrics.watch("forebay_tenant_degraded", lessons.degrading.moved)
         metrics.watch("forebay_pool_panic", self._panic)
         metrics.watch("forebay_learned_timeout_seconds", lambda: _deadlines(lessons))

@@ -104,7 +104,7 @@ class Pipeline:
                 reply = shared
             if not is_clean(request.body):
                 asked = await cleaning.cleaned(request, asked, call, policy, record)
-            call = self._placing.placed(call, policy, reply, record)
+            call, asked = self._placing.placed(call, asked, policy, reply, record)
             permit = self._placing.at_once(call, policy) or await self._placing.let_in(call, policy)
             reply.extra += explained(request, call, permit)
             record.admitted(request.received_s)

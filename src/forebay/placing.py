@@ -3,11 +3,13 @@
 from contextlib import suppress
 
 from forebay.degrading import Degrading
+from forebay.edge.body import Asked
 from forebay.errors import Refused
 from forebay.joining import Joining
 from forebay.policy import Policy
 from forebay.ports import Gate, Permit, Reply
 from forebay.recording.record import CallRecord
+from forebay.sparing import Sparing
 from forebay.traffic import Call
 
 _NO_ROOM = ("queue_full", "queue_timeout", "overloaded")
@@ -20,16 +22,27 @@ class Placing:
         gate: lets calls in.
         degrading: knows the tenants that are served by another model.
         joining: knows the calls that need not be run.
+        sparing: serves calls as the ladder says.
     """
 
-    def __init__(self, gate: Gate, degrading: Degrading, joining: Joining) -> None:
+    def __init__(self, gate: Gate, degrading: Degrading, joining: Joining, sparing: Sparing) -> None:
         self._gate = gate
         self._degrading = degrading
         self.joining = joining
+        self._sparing = sparing
+        # Who is moved for either reason goes into the same room.
+        degrading.has_headroom = sparing.has_headroom
 
-    def placed(self, call: Call, policy: Policy, reply: Reply, record: CallRecord) -> Call:
-        """Return the call as it is served; an answer that is degraded says so."""
-        return self._degrading.placed(call, policy, reply, record)
+    def placed(self, call: Call, asked: Asked, policy: Policy, reply: Reply, record: CallRecord) -> tuple[Call, Asked]:
+        """Return a call, and what it asks for, as they are served; an answer that is degraded says so.
+
+        Raises:
+            Refused: `degraded`, `overloaded`: a level of the ladder has no room for it.
+        """
+        call = self._degrading.placed(call, policy, reply, record)
+        if self._sparing.laddering.engaged:
+            return self._sparing.served(call, asked, policy, reply, record)
+        return call, asked
 
     def at_once(self, call: Call, policy: Policy) -> Permit | None:
         """Take the right to run a call if that needs no waiting.

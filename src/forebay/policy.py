@@ -16,6 +16,7 @@ EngineKind = Literal["vllm", "sglang", "llamacpp", "openai"]
 Hygiene = Literal["detect", "repair", "reject"]
 Preset = Literal["throughput", "latency"]
 SingleFlight = Literal["off", "warn", "on"]
+LevelScope = Literal["node", "pool", "tenant"]
 Operator = Literal["eq", "ne", "gt", "ge", "lt", "le", "in", "glob", "exists"]
 
 
@@ -237,6 +238,38 @@ class Idempotency(Struct, frozen=True):
     bytes: int = 67_108_864
 
 
+class Ladder(Struct, frozen=True):
+    """What calls of a model give up, step by step, while its pool runs out of KV room and calls wait.
+
+    Attributes:
+        fallback: on another pool; serves what cannot start at once, from the second level on; empty for none.
+        output_tokens: longest answer from the first level on.
+        history_tokens: of a chat's latest messages that stay, from the third level on.
+    """
+
+    fallback: str = ""
+    output_tokens: int = 512
+    history_tokens: int = 2048
+
+
+KV_RATIOS = (0.85, 0.92, 0.97)
+"""KV usage from which on the three levels of the ladder are due, where calls suffer."""
+
+
+class LevelOverride(Struct, frozen=True):
+    """A level of the ladder that a person has set.
+
+    Attributes:
+        scope: what it holds for: all, one pool, or one tenant.
+        name: of the pool or the tenant; empty for the node.
+        level: 0 to 3; 0 forbids what the ladder would do by itself.
+    """
+
+    scope: LevelScope
+    name: str
+    level: int
+
+
 class Model(Struct, frozen=True):
     """A name that clients use.
 
@@ -250,6 +283,7 @@ class Model(Struct, frozen=True):
         price: of its tokens.
         degrade: None leaves tenants here whatever their traffic does.
         single_flight: whether the same request of the same user at the same time is answered once; `warn` counts.
+        ladder: None serves its calls whole, as long as no person sets a level.
     """
 
     name: str
@@ -263,6 +297,7 @@ class Model(Struct, frozen=True):
     price: Price | None = None
     degrade: Degrade | None = None
     single_flight: SingleFlight = "off"
+    ladder: Ladder | None = None
 
 
 class Policy(Struct, frozen=True):
@@ -274,6 +309,8 @@ class Policy(Struct, frozen=True):
         single_flight: a model has it, or is to warn of what it would do.
         hash: short hash of the documents that made it, shown in `/health/live`.
         created: Unix seconds of the configuration, for the `created` field of the model list.
+        kv_ratios: see `KV_RATIOS`.
+        levels: of the ladder, as people have set them (override).
     """
 
     pools: dict[str, Pool]
@@ -290,6 +327,8 @@ class Policy(Struct, frozen=True):
     idempotency: Idempotency = Idempotency()
     hash: str = ""
     created: int = 0
+    kv_ratios: tuple[float, float, float] = KV_RATIOS
+    levels: tuple[LevelOverride, ...] = ()
 
     def draining(self, drained: frozenset[str]) -> "Policy":
         """Return this policy with the named replicas taken out of rotation."""

@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from forebay.domain import FailureKind, Replica, Spend, Usage, Value
+from forebay.policy import LevelOverride
 from forebay.traffic import Call, Header
 
 
@@ -249,6 +250,20 @@ class Retries(Protocol):
             excluded: names of replicas that this call must not get again.
         """
         ...
+
+
+class Levels(Protocol):
+    """The levels of the ladder on this node, for whoever keeps several nodes in step; all of it is memory."""
+
+    def report(self) -> dict[str, int]:
+        """Return the level that each pool has come to by itself here, by name."""
+        ...
+
+    def share(self, levels: tuple[LevelOverride, ...]) -> None:
+        """Take the levels that people have set elsewhere, instead of those taken before; they count beside the node's.
+
+        Whoever calls this takes out what has ended.
+        """
 
 
 class Receiver(Protocol):

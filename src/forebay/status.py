@@ -12,6 +12,7 @@ from forebay.admission.gate import LocalGate
 from forebay.admission.queue import Queue
 from forebay.clock import Clock
 from forebay.domain import Spend
+from forebay.laddering import Laddering
 from forebay.lessons import Lessons
 from forebay.policy import PolicyHolder
 from forebay.recording.record import Recorder
@@ -46,6 +47,7 @@ class Parts(Struct, frozen=True):
     understanding: Understanding
     recorder: Recorder
     lessons: Lessons
+    laddering: Laddering
     actions: Actions
 
 
@@ -91,6 +93,7 @@ def _automata(parts: Parts) -> dict[str, Any]:
         "rotations": [{"pool": pool, **msgspec.to_builtins(rotation)} for pool, rotation in rotations],
         "learned_timeouts": [_deadline(row) for row in parts.lessons.timing.learned.report()],
         "tenants_degraded": parts.lessons.degrading.shown(),
+        "ladder": parts.laddering.shown(MAX_POOLS),
         "actions": msgspec.to_builtins(parts.actions.shown()),
         "actions_put_off": parts.actions.arbiter.denied,
     }

@@ -91,6 +91,8 @@ class Call(Struct, frozen=True):
         retries: tries of the client before this one, as it counts them.
         rule: name of the rule that decided on it; empty without one.
         doubtful: no rule has decided yet, because the exact length of the prompt would make a difference.
+        notice: text that ends its answer, which says how it was degraded; empty for none.
+        moved: it is served by another model because its own pool is full, and goes nowhere else from there.
     """
 
     call_id: str
@@ -113,6 +115,8 @@ class Call(Struct, frozen=True):
     retries: int = 0
     rule: str = ""
     doubtful: bool = False
+    notice: str = ""
+    moved: bool = False
 
 
 class Answer(Struct, frozen=True):

@@ -131,6 +131,10 @@ class Basin:
             cost_tokens = prompt_tokens + OUTPUT_WEIGHT * (used_tokens - prompt_tokens)
             queue.settle(call.tenant.name, cost_tokens - cost_of(call))
 
+    def queue(self, pool: str) -> Queue | None:
+        """Return the queue of a pool; None for a pool that is not there."""
+        return self._queues.get(pool)
+
     def depths(self) -> Iterator[tuple[tuple[str, ...], float]]:
         """Yield the number of waiting calls of each pool, for the gauge."""
         for name, queue in self._queues.items():

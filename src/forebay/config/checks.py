@@ -94,14 +94,18 @@ def _check_circles(draft: Draft, faults: Faults) -> None:
 
 def _check_degrading(draft: Draft, faults: Faults) -> None:
     for name, model in draft.settings.models.items():
-        if model.degrade is None:
-            continue
-        other = model.degrade.model
-        loc: Loc = ("models", name, "degrade", "model")
-        if other not in draft.models:
-            faults.add(loc, f"no model is called {quoted(other)}; {_known(draft.models)}")
-        elif other in draft.settings.models and draft.settings.models[other].pool == model.pool:
-            faults.add(loc, f"is on the pool {quoted(model.pool)} too; choose a model on another, or nobody is spared")
+        if model.degrade is not None:
+            _check_elsewhere(draft, model.pool, model.degrade.model, ("models", name, "degrade", "model"), faults)
+        if model.ladder is not None and model.ladder.fallback is not None:
+            _check_elsewhere(draft, model.pool, model.ladder.fallback, ("models", name, "ladder", "fallback"), faults)
+
+
+def _check_elsewhere(draft: Draft, pool: str, other: str, loc: Loc, faults: Faults) -> None:
+    """Check that a model that is to spare a pool is there, and on another one."""
+    if other not in draft.models:
+        faults.add(loc, f"no model is called {quoted(other)}; {_known(draft.models)}")
+    elif other in draft.settings.models and draft.settings.models[other].pool == pool:
+        faults.add(loc, f"is on the pool {quoted(pool)} too; choose a model on another, or nobody is spared")
 
 
 def _check_tenants(draft: Draft, faults: Faults) -> None:

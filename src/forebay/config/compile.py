@@ -13,6 +13,7 @@ from forebay.config.schema import (
     AdmissionSettings,
     ClassSettings,
     DegradeSettings,
+    LadderSettings,
     PoolSettings,
     PriceSettings,
     TenantSettings,
@@ -50,6 +51,7 @@ def compile_policy(
         admission=compile_admission(settings.admission),
         single_flight=any(model.single_flight != "off" for model in models.values()),
         idempotency=policy.Idempotency(**settings.idempotency.model_dump()),
+        kv_ratios=_three(settings.ladder.kv_ratios),
     )
 
 
@@ -132,6 +134,7 @@ def _models(draft: Draft, base: policy.Timeouts) -> dict[str, policy.Model]:
             price=_price(settings.price),
             degrade=_degrade(settings.degrade),
             single_flight=settings.single_flight or draft.settings.single_flight,
+            ladder=_ladder(settings.ladder),
         )
     return models
 
@@ -144,6 +147,17 @@ def _price(settings: PriceSettings | None) -> policy.Price | None:
 
 def _degrade(settings: DegradeSettings | None) -> policy.Degrade | None:
     return None if settings is None else policy.Degrade(settings.model, settings.ttl_s)
+
+
+def _ladder(settings: LadderSettings | None) -> policy.Ladder | None:
+    if settings is None:
+        return None
+    return policy.Ladder(settings.fallback or "", settings.output_tokens, settings.history_tokens)
+
+
+def _three(ratios: list[float]) -> tuple[float, float, float]:
+    first, second, third = ratios
+    return first, second, third
 
 
 def _tenants(

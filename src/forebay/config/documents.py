@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from forebay.config.rules import refuse_long
-from forebay.policy import Policy, Pool, Rule
+from forebay.policy import LevelOverride, Policy, Pool, Rule
 
 SCHEMA = 1
 MAX_BYTES = 1_048_576
@@ -25,9 +25,12 @@ MAX_TOKENS = 1_000_000_000
 HASH_DIGITS = 12
 ALL_MODELS = "*"
 """The target of an override that refuses long inputs, when all models are meant."""
+NODE = "node"
+"""The target of an override of the ladder's level that holds for all calls; else `pool NAME` or `tenant NAME`."""
+MAX_LEVEL = 3
 
 DocumentName = Literal["state", "override"]
-OverrideKind = Literal["drain", "refuse_long_inputs"]
+OverrideKind = Literal["drain", "refuse_long_inputs", "ladder"]
 _Number = Annotated[int, Meta(ge=0, le=2**53)]
 _WallS = Annotated[float, Meta(ge=0, le=2**53)]
 _Short = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -55,13 +58,16 @@ class Override(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     Attributes:
         kind: `drain`: the replica gets no new call. `refuse_long_inputs`: longer inputs get 422 with advice.
-        target: `host:port` or name of the replica; for `refuse_long_inputs` the name of a model, or `*`.
+            `ladder`: calls are served as that level of the ladder says.
+        target: `host:port` or name of the replica; for `refuse_long_inputs` the name of a model, or `*`; for `ladder`
+            `node`, `pool NAME` or `tenant NAME`.
         expires_at: Unix seconds; from then on it does not count.
         created_at: Unix seconds.
         tokens: of the longest input that is still served; for `refuse_long_inputs` alone.
+        level: 0 to 3; for `ladder` alone.
 
     Raises:
-        ValueError: `tokens` does not fit `kind`.
+        ValueError: `tokens`, `level` or `target` does not fit `kind`.
     """
 
     id: _Short
@@ -72,20 +78,47 @@ class Override(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     reason: _Words
     created_at: _WallS
     tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    level: Annotated[int, Meta(ge=0, le=MAX_LEVEL)] | None = None
 
     def __post_init__(self) -> None:
         fault = tokens_fault(self.kind, self.tokens)
         if fault:
             raise ValueError(f"`tokens` {fault}")
+        fault = level_fault(self.kind, self.level)
+        if fault:
+            raise ValueError(f"`level` {fault}")
+        if self.kind == "ladder" and level_of(self.target, 0) is None:
+            raise ValueError("`target` is not `node`, `pool NAME` or `tenant NAME`")
 
 
 def tokens_fault(kind: OverrideKind, tokens: int | None) -> str:
     """Say why a number of tokens, or none, does not fit a kind of override; empty when it does."""
     if kind == "refuse_long_inputs" and tokens is None:
         return "is missing; give the tokens of the longest input that is still served"
-    if kind == "drain" and tokens is not None:
-        return "does not belong to `drain`; leave it out"
+    if kind != "refuse_long_inputs" and tokens is not None:
+        return f"does not belong to `{kind}`; leave it out"
     return ""
+
+
+def level_fault(kind: OverrideKind, level: int | None) -> str:
+    """Say why a level, or none, does not fit a kind of override; empty when it does."""
+    if kind == "ladder" and level is None:
+        return f"is missing; give 0 to {MAX_LEVEL}"
+    if kind != "ladder" and level is not None:
+        return f"does not belong to `{kind}`; leave it out"
+    return ""
+
+
+def level_of(target: str, level: int) -> LevelOverride | None:
+    """Read the target of an override of the ladder; None when it is none."""
+    if target == NODE:
+        return LevelOverride("node", "", level)
+    scope, _, name = target.partition(" ")
+    if not name:
+        return None
+    if scope == "pool":
+        return LevelOverride("pool", name, level)
+    return LevelOverride("tenant", name, level) if scope == "tenant" else None
 
 
 class OverrideDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -242,7 +275,13 @@ def merge(policy: Policy, state: StateDocument | None, override: OverrideDocumen
     content = msgspec.json.encode([policy.hash, state, counting])
     drained = frozenset(name for pool in policy.pools.values() for name in _targeted(pool, targets))
     rules = (*_refusing(active, policy), *policy.rules)
-    return replace(policy.draining(drained), rules=rules, hash=sha256(content).hexdigest()[:HASH_DIGITS])
+    levels = [level_of(entry.target, entry.level) for entry in active if entry.level is not None]
+    return replace(
+        policy.draining(drained),
+        rules=rules,
+        levels=tuple(level for level in levels if level is not None),
+        hash=sha256(content).hexdigest()[:HASH_DIGITS],
+    )
 
 
 def _refusing(entries: tuple[Override, ...], policy: Policy) -> list[Rule]:

@@ -40,6 +40,12 @@ def _check_model_name(name: str) -> str:
     return name
 
 
+def _check_rising(ratios: list[float]) -> list[float]:
+    if ratios != sorted(set(ratios)):
+        raise ValueError("must rise from level to level, such as [0.85, 0.92, 0.97]")
+    return ratios
+
+
 AddressText = Annotated[str, AfterValidator(_check_address)]
 ReplicaUrl = Annotated[str, AfterValidator(_check_url)]
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
@@ -60,6 +66,7 @@ _STREAM = policy.Stream()
 _SHUTDOWN = policy.Shutdown()
 _BREAKER = policy.BreakerPolicy()
 _ADMISSION = policy.Admission()
+_LADDER = policy.Ladder()
 
 
 class TimeoutSettings(Section):
@@ -158,6 +165,33 @@ class DegradeSettings(Section):
     )
 
 
+class LadderSettings(Section):
+    """What calls of a model give up while its pool runs out of KV room and calls wait (docs/ladder.md)."""
+
+    fallback: str | None = setting(
+        None,
+        "name",
+        "A model on another pool, such as a quantised one: serves from level 2 on what cannot start at once, within "
+        "its own room. Tenants' `models` need not name it: this is your decision.",
+    )
+    output_tokens: LargeCount = setting(_LADDER.output_tokens, "tokens", "Longest plain answer, from level 1 on.")
+    history_tokens: LargeCount = setting(
+        _LADDER.history_tokens, "tokens", "Of the latest messages of plain chats that stay, from level 3 on."
+    )
+
+
+class LadderLevels(Section):
+    """When the levels of the ladder are due."""
+
+    kv_ratios: Annotated[list[Annotated[float, Field(gt=0.05, le=1)]], AfterValidator(_check_rising)] = setting(
+        list(policy.KV_RATIOS),
+        "ratio",
+        "KV usage from which on level 1, 2 and 3 are due, while calls wait; a level ends 0.05 below.",
+        min_length=3,
+        max_length=3,
+    )
+
+
 class ModelSettings(Section):
     """What stands behind a name that clients use."""
 
@@ -179,6 +213,11 @@ class ModelSettings(Section):
         None, "", "For a tenant whose traffic goes bad; empty leaves everybody here."
     )
     single_flight: SingleFlight | None = setting(None, "", "Of this model; empty is as `single_flight` above says.")
+    ladder: LadderSettings | None = setting(
+        None,
+        "",
+        "For a pool that runs out of KV room; empty serves calls whole, as long as nobody sets a level by hand.",
+    )
 
 
 class TenantLimits(Section):
@@ -334,6 +373,7 @@ class FileSettings(Section):
     models: dict[ModelName, ModelSettings] = setting({}, "", "By the name that clients use; at least one.")
     tenants: list[TenantSettings] = setting([], "", "Who may call; none means anybody, on loopback only.")
     admission: AdmissionSettings = setting(AdmissionSettings(), "", "How calls are let in.")
+    ladder: LadderLevels = setting(LadderLevels(), "", "When its levels are due (docs/ladder.md).")
     timeouts: TimeoutSettings = setting(TimeoutSettings(), "", "The deadlines of a call.")
     limits: EdgeLimits = setting(EdgeLimits(), "", "Bounds of what comes in and what engines answer.")
     stream: StreamSettings = setting(StreamSettings(), "", "How answers are streamed.")

@@ -8,7 +8,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from pydantic_core import PydanticCustomError
 
 from forebay.clock import timestamp
-from forebay.config.documents import MAX_TOKENS, Override, OverrideKind, tokens_fault
+from forebay.config.documents import (
+    MAX_LEVEL,
+    MAX_TOKENS,
+    Override,
+    OverrideKind,
+    level_fault,
+    level_of,
+    tokens_fault,
+)
 from forebay.console.overrides import MAX_TTL_S, MIN_TTL_S, Change
 from forebay.console.timeline import Action
 from forebay.errors import ForebayError
@@ -43,20 +51,21 @@ class NewOverride(BaseModel):
                     "reason": "too much load",
                     "by": "ann",
                 },
+                {"kind": "ladder", "target": "pool main", "level": 2, "ttl_s": 600, "reason": "surge", "by": "ann"},
             ]
         },
     )
 
     kind: OverrideKind = Field(
         "drain",
-        description="drain: the replica gets no new call; refuse_long_inputs: longer inputs get 422. "
-        "Calls in flight go on",
+        description="drain: the replica gets no new call; refuse_long_inputs: longer inputs get 422; ladder: calls are "
+        "served as that level of the ladder says. Calls in flight go on",
     )
     target: Line = Field(
         min_length=1,
         max_length=512,
         description="drain: name of the replica, `host:port` as the status shows it; refuse_long_inputs: name of the "
-        "model, or `*` for all",
+        "model, or `*` for all; ladder: `node`, `pool NAME` or `tenant NAME`",
     )
     tokens: int | None = Field(
         None,
@@ -66,15 +75,25 @@ class NewOverride(BaseModel):
         validate_default=True,
         description="of the longest input that is still served; for refuse_long_inputs alone, which needs it",
     )
+    level: int | None = Field(
+        None,
+        strict=True,
+        ge=0,
+        le=MAX_LEVEL,
+        validate_default=True,
+        description="of the ladder; for ladder alone, which needs it. 0 forbids what it would do by itself",
+    )
     ttl_s: int = Field(strict=True, ge=MIN_TTL_S, le=MAX_TTL_S, description="seconds until it ends by itself")
     reason: Line = Field(min_length=1, max_length=200, description="for those who read the timeline")
     by: Line = Field(min_length=1, max_length=64, description="who asks")
 
     @field_validator("target")
     @classmethod
-    def _names_a_replica(cls, target: str, info: ValidationInfo) -> str:
+    def _names_what_it_is_for(cls, target: str, info: ValidationInfo) -> str:
         if info.data.get("kind") == "drain" and not _REPLICA.fullmatch(target):
             raise PydanticCustomError("target", "is not the name of a replica; write host:port as the status shows it")
+        if info.data.get("kind") == "ladder" and level_of(target, 0) is None:
+            raise PydanticCustomError("target", "is not `node`, `pool NAME` or `tenant NAME`")
         return target
 
     @field_validator("tokens")
@@ -85,9 +104,17 @@ class NewOverride(BaseModel):
             raise PydanticCustomError("missing" if tokens is None else "tokens", "{fault}", {"fault": fault})
         return tokens
 
+    @field_validator("level")
+    @classmethod
+    def _level_fits_the_kind(cls, level: int | None, info: ValidationInfo) -> int | None:
+        fault = level_fault(info.data["kind"], level) if "kind" in info.data else ""
+        if fault:
+            raise PydanticCustomError("missing" if level is None else "level", "{fault}", {"fault": fault})
+        return level
+
     def change(self) -> Change:
         """Return what is asked for."""
-        return Change(self.kind, self.target, self.tokens)
+        return Change(self.kind, self.target, self.tokens, self.level)
 
 
 class OverrideAnswer(BaseModel):
@@ -97,6 +124,7 @@ class OverrideAnswer(BaseModel):
     kind: OverrideKind
     target: str
     tokens: int | None = Field(description="of the longest input that is still served, or null")
+    level: int | None = Field(description="of the ladder, or null")
     reason: str
     by: str
     created: str = Field(description="RFC 3339")
@@ -123,6 +151,7 @@ class ActionAnswer(BaseModel):
     id: str
     change: str = Field(description="kind of the override, or empty")
     tokens: int | None = Field(description="of the override, or null")
+    level: int | None = Field(description="of the override, or null")
     ttl_s: float | None = Field(description="of what Forebay did by itself: seconds until it is looked at again")
     undo: str = Field(description="of what Forebay did by itself: how it ends")
 
@@ -205,6 +234,7 @@ def override_answer(override: Override, wall_s: float) -> OverrideAnswer:
         kind=override.kind,
         target=override.target,
         tokens=override.tokens,
+        level=override.level,
         reason=override.reason,
         by=override.by,
         created=timestamp(override.created_at),
@@ -239,6 +269,7 @@ def action_answer(action: Action) -> ActionAnswer:
         id=action.id,
         change=action.change,
         tokens=action.tokens,
+        level=action.level,
         ttl_s=None,
         undo="",
     )
@@ -261,6 +292,7 @@ def automatic_answers(actions: Any) -> list[ActionAnswer]:
             id="",
             change="",
             tokens=None,
+            level=None,
             ttl_s=ttl_s if isinstance(ttl_s := line.get("ttl_s"), int | float) else None,
             undo=str(line.get("undo", "")),
         )

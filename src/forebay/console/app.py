@@ -82,7 +82,7 @@ def _api() -> APIRouter:
         _create,
         methods=["POST"],
         status_code=201,
-        summary="Drain a replica or refuse long inputs, for a bounded time",
+        summary="Drain a replica, refuse long inputs or set a level of the ladder, for a bounded time",
     )
     router.add_api_route(
         f"{overrides}/{{id}}", _delete, methods=["DELETE"], status_code=204, summary="End an override now"
@@ -175,14 +175,24 @@ async def _delete(
 
 
 def _check_target(change: Change, view: DataPlaneView) -> None:
-    """Refuse a replica or model that the data plane does not have; without its status any may be named."""
+    """Refuse a replica, model or pool that the data plane does not have; without its status any may be named."""
     if not view.reachable or (change.kind == "refuse_long_inputs" and change.target == ALL_MODELS):
+        return
+    if change.kind == "ladder":
+        _check_pool(change.target, view.pools())
         return
     names = view.replicas() if change.kind == "drain" else view.models()
     if names is not None and change.target not in names:
         known = ", ".join(sorted(names)[:SHOWN_NAMES]) or "none"
         fault = "No pool has this replica." if change.kind == "drain" else "There is no such model; `*` means all."
         raise Refused("invalid_value", f"{fault} Known: {known}.", param="target")
+
+
+def _check_pool(target: str, pools: frozenset[str] | None) -> None:
+    scope, _, name = target.partition(" ")
+    if scope == "pool" and pools is not None and name not in pools:
+        known = ", ".join(sorted(pools)[:SHOWN_NAMES]) or "none"
+        raise Refused("invalid_value", f"There is no such pool. Known: {known}.", param="target")
 
 
 def _unwritten(error: OSError) -> Refused:

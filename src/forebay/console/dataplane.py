@@ -47,6 +47,12 @@ class DataPlaneView(Struct, frozen=True):
         listed = status.get("models")
         return frozenset(listed) if isinstance(listed, dict) and not status.get("models_left_out") else None
 
+    def pools(self) -> frozenset[str] | None:
+        """Return the names of the pools; None when the status does not name all."""
+        listed = (self.status or {}).get("ladder")
+        levels = listed.get("pools") if isinstance(listed, dict) else None
+        return frozenset(str(row["pool"]) for row in levels) if isinstance(levels, list) else None
+
     def held(self, document: str) -> tuple[int, int]:
         """Return (epoch, seq) of a document as the data plane holds it; (0, 0) when the status does not say."""
         documents = (self.status or {}).get("documents")

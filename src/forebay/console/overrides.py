@@ -31,6 +31,7 @@ class Change(Struct, frozen=True):
     kind: OverrideKind
     target: str
     tokens: int | None = None
+    level: int | None = None
 
 
 class TooManyOverridesError(Exception):
@@ -84,7 +85,7 @@ class Overrides:
         """Let a change count from now on.
 
         Args:
-            change: its tokens fit its kind.
+            change: its tokens and its level fit its kind.
             ttl_s: seconds until it ends; `MIN_TTL_S` to `MAX_TTL_S`.
             reason: for the timeline.
             by: who asks.
@@ -107,6 +108,7 @@ class Overrides:
             reason=reason,
             created_at=now_s,
             tokens=change.tokens,
+            level=change.level,
         )
         self._write((*kept, made), held)
         return made

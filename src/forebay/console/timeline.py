@@ -28,6 +28,7 @@ class Action(Struct, frozen=True):
         id: of the override, or empty.
         change: what the override does: its kind, or empty.
         tokens: of the longest input that is still served, where long inputs are refused.
+        level: of the ladder, where one was set.
     """
 
     at: str
@@ -38,6 +39,7 @@ class Action(Struct, frozen=True):
     id: str = ""
     change: str = ""
     tokens: int | None = None
+    level: int | None = None
 
 
 class Timeline:
@@ -66,7 +68,7 @@ class Timeline:
         action = Action(at, kind, by)
         if override is not None:
             o = override
-            action = Action(at, kind, by, o.target, o.reason, o.id, o.kind, o.tokens)
+            action = Action(at, kind, by, o.target, o.reason, o.id, o.kind, o.tokens, o.level)
         self._actions.append(action)
         try:
             if self._file_lines >= FILE_LINES:

@@ -30,6 +30,7 @@ class Telemetry(Struct, frozen=True):
         kv_usage_ratio: 0..1, the fullest of its KV pools; counts what running calls hold.
         kv_tokens: KV room in tokens, over all its data-parallel ranks.
         slots: calls that it can run at once, where that is fixed.
+        preemptions: calls that lost their KV and are computed anew, since the engine started.
     """
 
     running: Signal = ABSENT
@@ -37,6 +38,7 @@ class Telemetry(Struct, frozen=True):
     kv_usage_ratio: Signal = ABSENT
     kv_tokens: Signal = ABSENT
     slots: Signal = ABSENT
+    preemptions: Signal = ABSENT
 
 
 class Advice(Struct, frozen=True):

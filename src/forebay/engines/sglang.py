@@ -9,7 +9,8 @@ _WAITING = "sglang:num_queue_reqs"
 _USAGE = "sglang:token_usage"
 _USED = "sglang:kv_used_tokens"
 _ROOM = "sglang:max_total_num_tokens"
-_WANTED = frozenset({_RUNNING, _WAITING, _USAGE, _USED, _ROOM})
+_RETRACTED = "sglang:num_retracted_requests_total"
+_WANTED = frozenset({_RUNNING, _WAITING, _USAGE, _USED, _ROOM, _RETRACTED})
 
 # `token_usage` is rounded to two decimals, so it may stand this far above the exact ratio.
 _ROUNDING = 0.005
@@ -83,6 +84,7 @@ class Sglang:
             waiting=reported(_over_ranks(samples.get(_WAITING, []))),
             kv_usage_ratio=reported(_usage(samples)),
             kv_tokens=reported(_over_ranks(samples.get(_ROOM, []))),
+            preemptions=reported(_over_ranks(samples.get(_RETRACTED, []))),
         )
 
 

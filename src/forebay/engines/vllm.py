@@ -13,7 +13,9 @@ _WAITING = "vllm:num_requests_waiting"
 # Newest first: renamed in 0.10, the old name was removed in 0.12.
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _CACHE = "vllm:cache_config_info"
-_WANTED = frozenset({_RUNNING, _WAITING, _CACHE, *_USAGE})
+# The engine's own name has no suffix; its client library adds one to counters, older ones did not.
+_PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+_WANTED = frozenset({_RUNNING, _WAITING, _CACHE, *_USAGE, *_PREEMPTIONS})
 
 _NO_STATS = Advice(
     flag="--disable-log-stats",
@@ -76,11 +78,13 @@ class Vllm:
         """
         samples = read_samples(body, _WANTED)
         usage = next((samples[name] for name in _USAGE if name in samples), [])
+        preemptions = next((samples[name] for name in _PREEMPTIONS if name in samples), [])
         return Telemetry(
             running=reported(sum_of(samples.get(_RUNNING, ()))),
             waiting=reported(sum_of(samples.get(_WAITING, ()))),
             kv_usage_ratio=reported(max_of(usage)),
             kv_tokens=reported(_kv_tokens(samples)),
+            preemptions=reported(sum_of(preemptions)),
         )
 
 

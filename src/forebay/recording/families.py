@@ -131,6 +131,13 @@ LOOP_LAG: Final = Family("forebay_loop_lag_seconds", "gauge", (), "How late the 
 TENANT_DEGRADED: Final = Family(
     "forebay_tenant_degraded", "gauge", ("tenant",), "1 while the tenant is served by another model."
 )
+LADDER_LEVEL: Final = Family("forebay_ladder_level", "gauge", ("pool",), "Level of the pool on the ladder, 0 to 3.")
+LADDER_KV: Final = Family(
+    "forebay_ladder_kv_ratio", "gauge", ("pool",), "KV usage that is foreseen for the pool; absent where nobody knows."
+)
+LADDER_PAIN: Final = Family(
+    "forebay_ladder_pain", "gauge", ("pool", "reason"), "1 while calls on the pool suffer in this way."
+)
 POOL_PANIC: Final = Family(
     "forebay_pool_panic", "gauge", ("pool",), "1 while more than half of its replicas seem ill: a doubt, no verdict."
 )
@@ -172,7 +179,7 @@ WATCHED: Final = (
     MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
-    REPLAYS,
+    REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN,
 )  # fmt: skip
 COUNTED: Final = (REQUESTS, ATTEMPTS, REFUSED, DEGRADED, TOKENS)
 TIMED: Final = (DURATION, FIRST_TOKEN)

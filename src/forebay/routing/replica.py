@@ -27,6 +27,8 @@ class ReplicaState:
     Attributes:
         in_flight: tries that run on it.
         in_flight_tokens: their estimated prompt and output tokens: what they hold of its KV room.
+        reserved_tokens: the same without what was cached of the prompts.
+        polled_reserved_tokens: what that was when the telemetry was read last.
         unprefilled_tokens: uncached prompt tokens sent whose first token has not come.
         long_prefills: long prompts among them.
         long_in_flight: calls with a long prompt that run on it.
@@ -39,6 +41,7 @@ class ReplicaState:
         weight: its score is multiplied by this.
         slowness: how many times slower than the fastest of its pool, 1 while unknown.
         reserved: it takes no long prompts for now.
+        room_ratio: part of its room that it may use; less than 1 while it has been given too much.
         slots: calls that the engine runs at once, as its telemetry said last; None when it has no such number.
         kv_tokens: KV room, likewise.
         token_ids: its streams can carry token ids; found by a probe, False until then.
@@ -52,9 +55,10 @@ class ReplicaState:
 
     __slots__ = (
         "back_s", "breaker", "depth", "drained", "in_flight", "in_flight_tokens", "kept", "kv_tokens", "loading",
-        "long_in_flight", "long_prefills", "now_s", "occupied_s", "on_room", "on_turn", "polled_at_s", "pool",
-        "prefixes", "progress_s", "ramp", "replica", "reserved", "slots", "slowness", "speed", "telemetry", "token_ids",
-        "turn", "unprefilled_tokens", "unseen", "up", "was_down", "weight",
+        "long_in_flight", "long_prefills", "now_s", "occupied_s", "on_room", "on_turn", "polled_at_s",
+        "polled_reserved_tokens", "pool", "prefixes", "progress_s", "ramp", "replica", "reserved", "reserved_tokens",
+        "room_ratio", "slots", "slowness", "speed", "telemetry", "token_ids", "turn",
+        "unprefilled_tokens", "unseen", "up", "was_down", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +81,7 @@ class ReplicaState:
         self.drained = False
         self.in_flight = 0
         self.in_flight_tokens = 0
+        self.reserved_tokens = self.polled_reserved_tokens = 0
         self.unprefilled_tokens = 0
         self.long_prefills = 0
         self.long_in_flight = 0
@@ -85,7 +90,7 @@ class ReplicaState:
         self.reserved = False
         self.back_s: float | None = None
         self.was_down = self.kept = False
-        self.ramp = self.weight = self.slowness = 1.0
+        self.ramp = self.weight = self.slowness = self.room_ratio = 1.0
         self.slots: int | None = pool.capacity.streams
         self.kv_tokens: int | None = pool.capacity.kv_tokens
         self.token_ids = False
@@ -101,6 +106,7 @@ class ReplicaState:
     def noted(self, slots: float | None, kv_tokens: float | None) -> None:
         """Take what the engine's telemetry says of its room; what is declared goes before, and absent is never zero."""
         declared = self.pool.capacity
+        self.polled_reserved_tokens = self.reserved_tokens
         if declared.streams is None and slots:
             self.slots = int(slots)
         if declared.kv_tokens is None and kv_tokens:
@@ -129,11 +135,11 @@ class ReplicaState:
         if not self.in_flight:
             return not (long and self.reserved)
         slots, kv_tokens = self.slots, self.kv_tokens
-        if slots is not None and self.in_flight >= slots:
+        if slots is not None and self.in_flight >= slots * self.room_ratio:
             return False
         if self.ramp < 1.0 and not self._ramp_leaves_room():
             return False
-        if kv_tokens is not None and self.in_flight_tokens + tokens > kv_tokens:
+        if kv_tokens is not None and self.in_flight_tokens + tokens > kv_tokens * self.room_ratio:
             return False
         if long and not self._takes_long():
             return False
@@ -185,8 +191,8 @@ class Lease:
         first_token_s: monotonic seconds of a stream's first token; None before.
     """
 
-    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_streams", "_tokens", "first_token_s",
-                 "started_s", "state", "uncached_tokens")  # fmt: skip
+    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_reserved_tokens",
+                 "_streams", "_tokens", "first_token_s", "started_s", "state", "uncached_tokens")  # fmt: skip
 
     def __init__(self, state: ReplicaState, call: Call, foreseen_tokens: int, long: bool, now_s: float) -> None:
         self.state = state
@@ -203,6 +209,8 @@ class Lease:
         self._ahead_tokens = state.backlog_tokens(now_s)
         state.in_flight += 1
         state.in_flight_tokens += self._tokens
+        self._reserved_tokens = uncached + call.output_tokens
+        state.reserved_tokens += self._reserved_tokens
         state.unprefilled_tokens += uncached
         state.long_prefills += long
         state.long_in_flight += long
@@ -276,6 +284,7 @@ class Lease:
         state = self.state
         state.in_flight -= 1
         state.in_flight_tokens -= self._tokens
+        state.reserved_tokens -= self._reserved_tokens
         state.long_in_flight -= self._long
         taken_s = now_s - self.started_s
         state.occupied_s += (taken_s - state.occupied_s) * (0.1 if state.occupied_s else 1.0)

@@ -1,4 +1,4 @@
-"""From the engine's words to the client's: the model's name, and a usage chunk that nobody asked for.
+"""From the engine's words to the client's: the model's name, a usage chunk that nobody asked for, a notice at the end.
 
 This is the whole list of what Forebay changes in an answer; `docs/request-path.md` repeats it for users.
 """
@@ -9,6 +9,7 @@ from msgspec import Struct
 from forebay.wire import splice, sse
 from forebay.wire.answers import WholeFacts
 from forebay.wire.members import DuplicateKey, InvalidJson, TooDeep, read_members
+from forebay.wire.notice import with_notice
 from forebay.wire.said import EventFacts
 
 NULL_USAGE = b'"usage":null'
@@ -20,10 +21,12 @@ class Rewriter(Struct, frozen=True):
     Attributes:
         model: the name that the client used.
         drops_usage: the usage chunk was asked for by us, so it is taken out again.
+        notice: text that is added to the end of a chat's answer; empty for none.
     """
 
     model: str
     drops_usage: bool
+    notice: str = ""
 
     def event(self, event: sse.Event, seen: EventFacts) -> bytes:
         """Return what the client gets for one event; empty when it gets nothing."""
@@ -35,10 +38,14 @@ class Rewriter(Struct, frozen=True):
                 event = sse.Event(data, event.name)
         if seen.model is not None and seen.model != self.model:
             event = sse.Event(_rename(event.data, seen.model, self.model), event.name)
+        if self.notice and seen.finished is not None:
+            event = sse.Event(with_notice(event.data, b"delta", self.notice), event.name)
         return sse.render(event)
 
     def body(self, body: bytes, seen: WholeFacts) -> bytes:
         """Return what the client gets for a whole answer."""
+        if self.notice:
+            body = with_notice(body, b"message", self.notice)
         if seen.model is None or seen.model == self.model:
             return body
         return _rename(body, seen.model, self.model)
