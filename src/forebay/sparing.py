@@ -25,7 +25,7 @@ from forebay.traffic import Call
 from forebay.wire.members import read_members
 from forebay.wire.splice import edit
 
-OUTPUT, MODEL, HISTORY = "output", "model", "history"
+OUTPUT, MODEL, HISTORY = STEPS = ("output", "model", "history")
 """The steps, as `X-Forebay-Degraded`, the records and `forebay_requests_degraded_total` name them."""
 
 DEFAULT = Ladder()
@@ -79,6 +79,7 @@ class Sparing:
                 done.append(MODEL)
                 record.answered_by(call.model)
         if done:
+            done.sort(key=STEPS.index)
             reply.extra += f"x-forebay-degraded: {', '.join(done)}\r\n".encode()
             record.row.max_tokens = call.max_tokens
             for step in done:
@@ -176,7 +177,7 @@ def _spared(call: Call, asked: Asked, terms: Ladder, level: int, done: list[str]
             call, asked = _cut(call, asked, cut)
     cap = terms.output_tokens
     if call.max_tokens is None or call.max_tokens > cap:
-        done.insert(0, OUTPUT)
+        done.append(OUTPUT)
         call = _capped(call, cap)
     return call, asked
 

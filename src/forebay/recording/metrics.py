@@ -26,6 +26,8 @@ NO_FAILURE: Final = "none"
 MAX_CHILDREN: Final = 4096
 # What an installation without keys calls its one tenant (identity.keys).
 _KEYLESS = "default"
+STEPS: Final = ("fallback", "tenant", "output", "model", "history")
+_PAINS = ("waiting", "preemptions", "first_token")
 _KINDS = ("prompt", "completion", "cached")
 _STATUSES = range(100, 600)
 _JOURNAL_KINDS = (("open",), ("close",))
@@ -120,7 +122,7 @@ class Metrics:
         steps: names of the ways in which a call may be served reduced.
     """
 
-    def __init__(self, clock: Clock, steps: tuple[str, ...] = ("fallback", "tenant")) -> None:
+    def __init__(self, clock: Clock, steps: tuple[str, ...] = STEPS) -> None:
         self._clock = clock
         self._steps = steps
         self._endpoints = frozenset(endpoint.name for endpoint in ENDPOINTS)
@@ -247,6 +249,8 @@ class Metrics:
             return {key: now_s - since_s for key, since_s in self._known_since_s.items()}
         if family is families.RELOAD_OK:
             return {(): 1}
+        if family in families.UNKNOWN_AT_FIRST:
+            return {}
         keys: dict[Labels, Iterable[Labels]] = {
             (): [()],
             ("model",): [(name,) for name in sorted(self._models)],
@@ -255,6 +259,7 @@ class Metrics:
             ("tenant",): [(name,) for name in sorted(self._tenants)],
             ("pool", "replica"): self._known_since_s,
             ("pool", "replica", "reason"): [(*key, NO_FAILURE) for key in self._known_since_s],
+            ("pool", "reason"): [(pool, pain) for pool in sorted(self._pools) for pain in _PAINS],
             ("kind",): _JOURNAL_KINDS,
             ("state",): _JOURNAL_STATES,
             ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
