@@ -20,6 +20,7 @@ from forebay.domain import Tenant
 from forebay.edge import body
 from forebay.edge.body import Asked
 from forebay.errors import Refused
+from forebay.joining import Joining
 from forebay.laddering import Laddering
 from forebay.placing import Placing
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
@@ -47,7 +48,8 @@ class World:
         actions = Actions(self.fleet, self.clock)
         self.laddering = Laddering(self.fleet, self.gate.basin, actions, self.clock)
         self.sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
-        self.placing = Placing(self.gate, Degrading(self.fleet, actions, self.clock), self.sparing)
+        degrading = Degrading(self.fleet, actions, self.clock)
+        self.placing = Placing(self.gate, degrading, Joining(self.clock), self.sparing)
         self.metrics = Metrics(self.clock)
         self.recorder = Recorder(self.clock, NoJournal(), self.metrics)
         capacity = {"capacity": Capacity(kv_tokens=ROOM)}
