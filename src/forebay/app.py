@@ -45,6 +45,7 @@ from forebay.retrying import LocalRetries
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
+from forebay.sharing import sharing_of
 from forebay.sparing import Sparing
 from forebay.timing import Timing
 from forebay.understanding import Understanding
@@ -102,6 +103,7 @@ class DataPlane:
         self.lessons = Lessons(Timing(self.fleet, clock), Degrading(self.fleet, self.actions, clock))
         self.gate = LocalGate(clock, self.fleet)
         self.laddering = Laddering(self.fleet, self.gate.basin, self.actions, clock)
+        self.sharing = None if far is not None else sharing_of(settings, self.gate.quota, clock)
         self.budgets = RetryBudgets(clock.now_s)
         self.upstream = Upstream(loop, clock)
         self.fetch = Fetcher(loop, self.upstream.connections)
@@ -133,7 +135,7 @@ class DataPlane:
         placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing)
         if far is None:
             self.beats.append(self.laddering.tick)
-        insight = Insight(self._live, lambda: self.ready, self._serving, self.metrics.render, self.status)
+        insight = Insight(self._live, self.is_ready, self._serving, self.metrics.render, self.status)
         local = LocalAnswers(insight, identify)
         pipeline = Pipeline(self.policy, self.understanding, placing, dispatcher, self.recorder, local)
         self.run_id = pipeline.run_id
@@ -146,6 +148,12 @@ class DataPlane:
         gauges.watch_automata(self.metrics, self.lessons, self.laddering)
         gauges.watch_joining(self.metrics, self.joining)
         self.follower.gauges(self.metrics)
+        if self.sharing is not None:
+            self.sharing.gauges(self.metrics)
+
+    def sharing_work(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """Return what keeps this node in step with others, for `background`; nothing without a store."""
+        return [] if self.sharing is None else [self.sharing.run]
 
     def background(self, *works: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do work in the background until `end`; what a bug ends is begun again."""
@@ -219,7 +227,8 @@ class DataPlane:
         own = {
             "version": __version__,
             "pid": os.getpid(),
-            "ready": self.ready,
+            "ready": self.is_ready(),
+            "store": {"state": "off"} if self.sharing is None else self.sharing.describe(),
             "documents": msgspec.to_builtins(self.follower.watch.status),
             "journal": self.journal.state,
             "month_ledger": self.ledger.state,
@@ -234,9 +243,14 @@ class DataPlane:
         }
         return status.describe(parts, self._serving(), own)
 
+    def is_ready(self) -> bool:
+        """Say whether it takes calls, and has its part of the limits that nodes share."""
+        return self.ready and (self.sharing is None or self.sharing.portions.joined)
+
     def _live(self) -> dict[str, Any]:
         return {
             "live": True,
+            "store": "off" if self.sharing is None else self.sharing.state,
             "version": __version__,
             "loop_lag_ms": round(self._lag_s * 1000, 2),
             "policy_hash": self.policy.current.hash,

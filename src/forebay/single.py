@@ -47,7 +47,7 @@ class Single:
         """Begin the background work."""
         plane = self._plane
         plane.journal.start()
-        plane.background(plane.tick, plane.poller.run, plane.follower.run, plane.ledger.run)
+        plane.background(plane.tick, plane.poller.run, plane.follower.run, plane.ledger.run, *plane.sharing_work())
 
     async def listen(self, taken: Taken | None = None) -> int:
         """Serve; return the data port.
@@ -63,6 +63,8 @@ class Single:
         port = 0
         if taken is not None:
             await plane.poller.round()
+            if plane.sharing is not None:
+                await plane.sharing.joined()
             for listener in taken.listening_on(str(address)):
                 port = await plane.edge.listen_on(listener)
         port = port or await plane.edge.listen(address.host, address.port)

@@ -52,7 +52,12 @@ def test_every_configured_name_is_there_at_zero(metrics: Metrics) -> None:
     assert {row["reason"] for row in labels_of(metrics, "forebay_ladder_pain")} == set(PAINS)
     assert {row["kind"] for row in labels_of(metrics, "forebay_tokens_total")} == {"prompt", "completion", "cached"}
     ours = {key: v for key, v in samples(metrics).items() if key[0].startswith(("forebay", "gen_ai"))}
-    assert {key[0] for key, v in ours.items() if v} == {"forebay_build_info", "forebay_config_last_reload_ok"}
+    assert {key[0] for key, v in ours.items() if v} == {
+        "forebay_build_info",
+        "forebay_config_last_reload_ok",
+        "forebay_store_up",
+        "forebay_nodes",
+    }
 
 
 def test_labels_do_not_grow_with_what_clients_send(metrics: Metrics) -> None:

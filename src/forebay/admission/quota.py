@@ -5,29 +5,36 @@ that run at the same time cannot all spend the same remainder. The minute slides
 An entry counts until the 60th full second after its own has passed, so no window of 60 s ever holds more
 than the limit, and room comes back at most one second late. Only a call that used more than it reserved can
 take the sum over the limit; the excess is then owed by the calls that follow. `spending` keeps the month.
+
+Where several nodes share limits, each has ceilings below them (`confine`) and says what it was `asked` for. Without
+that the ceilings are the limits.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
 from forebay.admission.spending import Ledger, Purse, Seed, nano_of
+from forebay.admission.window import Window
 from forebay.domain import Spend, Tenant
 from forebay.policy import Policy
 
 DenialCode = Literal["concurrency_limit", "requests_limit", "insufficient_quota"]
 Limit = Literal["concurrency", "requests", "tokens_minute", "tokens_month", "money_month"]
 
-WINDOW_S = 60
-_BUCKETS = WINDOW_S + 1
 # When a running call will end is unknown; a second is the shortest pause that Retry-After can say.
 _CONCURRENCY_RETRY_S = 1.0
+_SHARE_RETRY_S = 1.0
 # The policy bounds the tenants; names outside of it (the keyless tenant) get this many accounts more, and
 # beyond those share one.
 _OUTSIDE = 64
 _SHARED = "other"
 # The second of a reservation that no window counts: older than any window reaches.
 _UNCOUNTED = -(1 << 62)
+
+Ceilings = tuple[int | None, int | None, int | None]
+"""Of calls at once, requests in a minute, tokens in a minute; None without such a limit."""
 
 
 class Denied(Struct, frozen=True):
@@ -63,57 +70,6 @@ class Reservation(Struct, eq=False):
     held: bool = True
 
 
-class Window:
-    """A sum over a sliding minute.
-
-    Attributes:
-        total: of what counts now.
-    """
-
-    __slots__ = ("_buckets", "_second", "total")
-
-    def __init__(self) -> None:
-        self._buckets = [0] * _BUCKETS
-        self._second = 0
-        self.total = 0
-
-    def advance(self, second: int) -> None:
-        """Forget what is older than the window; a time before the latest changes nothing."""
-        passed = second - self._second
-        if passed <= 0:
-            return
-        if passed >= _BUCKETS:
-            self._buckets = [0] * _BUCKETS
-            self.total = 0
-        else:
-            for expired in range(self._second + 1, second + 1):
-                place = expired % _BUCKETS
-                self.total -= self._buckets[place]
-                self._buckets[place] = 0
-        self._second = second
-
-    def add(self, amount: int, second: int) -> None:
-        """Count an amount, negative to take it back, in its second; nothing if that has left the window."""
-        if second > self._second - _BUCKETS:
-            self._buckets[second % _BUCKETS] += amount
-            self.total += amount
-
-    def frees_s(self, amount: int, now_s: float) -> float:
-        """Return after how many seconds at least this amount will have left the window.
-
-        Args:
-            amount: not more than `total`.
-            now_s: the time that the window was advanced to.
-        """
-        freed = 0
-        oldest = self._second - WINDOW_S
-        for second in range(oldest, self._second + 1):
-            freed += self._buckets[second % _BUCKETS]
-            if freed >= amount:
-                break
-        return max(0.0, second + _BUCKETS - now_s)
-
-
 class Account:
     """The counters of one tenant.
 
@@ -123,15 +79,20 @@ class Account:
         held: calls in flight.
         limited: whether calls at once or the minute are limited.
         monthly: whether the month is limited.
+        ceilings: of this node; the tenant's limits where nobody shares them.
     """
 
-    __slots__ = ("_money_nano", "held", "limited", "monthly", "purse", "requests", "tenant", "tokens")
+    __slots__ = (
+        "_calls", "_money_nano", "_refused", "_requests", "_tokens", "ceilings", "held", "limited", "monthly", "purse",
+        "requests", "tenant", "tokens",
+    )  # fmt: skip
 
     def __init__(self, tenant: Tenant, purse: Purse) -> None:
         self.purse = purse
         self.held = 0
         self.requests = Window()
         self.tokens = Window()
+        self._refused = [0, 0, 0]
         self.follow(tenant)
 
     def follow(self, tenant: Tenant) -> None:
@@ -139,42 +100,69 @@ class Account:
         self.tenant = tenant
         limits = (tenant.concurrency, tenant.requests_per_minute, tenant.tokens_per_minute)
         self.limited = limits != (None, None, None)
+        self.confine(limits)
         self.monthly = tenant.tokens is not None or tenant.money is not None
         self._money_nano = None if tenant.money is None else nano_of(tenant.money)
+
+    def confine(self, ceilings: Ceilings) -> None:
+        """Let this node use no more than so much; None where there is no limit."""
+        self.ceilings = ceilings
+        self._calls, self._requests, self._tokens = ceilings
+
+    def asked(self, now_s: float) -> tuple[int, int, int]:
+        """Return the calls that wanted to run at once, and the requests and tokens that were wanted in a second.
+
+        What was refused since the last time, about half a second, counts as wanted.
+        """
+        calls, requests, tokens = self._refused
+        self._refused = [0, 0, 0]
+        self.requests.advance(int(now_s))
+        self.tokens.advance(int(now_s))
+        return self.held + calls, self.requests.recent() + 2 * requests, self.tokens.recent() + 2 * tokens
 
     def month_denial(self, tokens: int, nano: int, month: int) -> Denied | None:
         """Say which limit of the month a call would pass, if any; running calls count with what they may use."""
         purse, limit = self.purse, self.tenant.tokens
         purse.turn(month)
-        if limit is not None and purse.tokens + purse.reserved_tokens + tokens > limit:
+        if limit is not None and purse.elsewhere_tokens + purse.tokens + purse.reserved_tokens + tokens > limit:
             return Denied("insufficient_quota", None, "tokens_month")
         limit = self._money_nano
-        if limit is not None and purse.nano + purse.reserved_nano + nano > limit:
+        if limit is not None and purse.elsewhere_nano + purse.nano + purse.reserved_nano + nano > limit:
             return Denied("insufficient_quota", None, "money_month")
         return None
 
     def denial(self, tokens: int, now_s: float) -> Denied | None:
         """Say which limit at once or of the minute a call would pass, if any; moves the windows on."""
-        tenant = self.tenant
-        if tenant.concurrency is not None and self.held >= tenant.concurrency:
-            wait_s = _CONCURRENCY_RETRY_S if tenant.concurrency > 0 else None
+        ceiling = self._calls
+        if ceiling is not None and self.held >= ceiling:
+            self._refused[0] += 1
+            wait_s = None if self.tenant.concurrency == 0 else _CONCURRENCY_RETRY_S
             return Denied("concurrency_limit", wait_s, "concurrency")
         second = int(now_s)
         self.requests.advance(second)
         self.tokens.advance(second)
-        limit = tenant.requests_per_minute
-        if limit is not None and self.requests.total + 1 > limit:
-            return Denied("requests_limit", _retry_s(self.requests, 1, limit, now_s), "requests")
-        limit = tenant.tokens_per_minute
-        if limit is not None and self.tokens.total + tokens > limit:
-            return Denied("insufficient_quota", _retry_s(self.tokens, tokens, limit, now_s), "tokens_minute")
+        ceiling = self._requests
+        if ceiling is not None and self.requests.total + 1 > ceiling:
+            self._refused[1] += 1
+            wait_s = _retry_s(self.requests, 1, ceiling, self.tenant.requests_per_minute, now_s)
+            return Denied("requests_limit", wait_s, "requests")
+        ceiling = self._tokens
+        if ceiling is not None and self.tokens.total + tokens > ceiling:
+            self._refused[2] += tokens
+            wait_s = _retry_s(self.tokens, tokens, ceiling, self.tenant.tokens_per_minute, now_s)
+            return Denied("insufficient_quota", wait_s, "tokens_minute")
         return None
 
 
 class Quota:
-    """The accounts of all tenants; follows the policy."""
+    """The accounts of all tenants; follows the policy.
+
+    Attributes:
+        sharing: says what this node may use of a tenant's limits; None where no other node shares them.
+    """
 
     def __init__(self) -> None:
+        self.sharing: Callable[[Tenant], Ceilings] | None = None
         self._accounts: dict[str, Account] = {}
         self._bound = _OUTSIDE
         self._ledger = Ledger()
@@ -190,6 +178,8 @@ class Quota:
                 kept[name].follow(tenant)
             else:
                 kept[name] = Account(tenant, self._ledger.purse(name))
+            if self.sharing is not None and kept[name].limited:
+                kept[name].confine(self.sharing(tenant))
         self._accounts = kept
         self._ledger.follow(kept.keys())
 
@@ -259,6 +249,29 @@ class Quota:
             reservation.account.requests.add(-1, reservation.second)
         self._give_back(reservation, 0, 0, now_s, wall_s)
 
+    def limited(self) -> Iterator[Account]:
+        """Yield the accounts of tenants whose calls at once or minute are limited."""
+        for account in self._accounts.values():
+            if account.limited:
+                yield account
+
+    def purses(self, now_s: float, wall_s: float) -> dict[str, Purse] | None:
+        """Return the purses of tenants whose month is limited; None until what was spent before has been added."""
+        if self._ledger.snapshot(now_s, wall_s) is None:
+            return None
+        return {name: account.purse for name, account in self._accounts.items() if account.monthly}
+
+    def elsewhere(self, month: int, spent: Mapping[str, tuple[int, int]]) -> None:
+        """Note what other nodes have spent.
+
+        Args:
+            month: of the sums; of another than the present one they are ignored.
+            spent: tokens and billionths of money by tenant.
+        """
+        for name, account in self._accounts.items():
+            if account.monthly and account.purse.month == month:
+                account.purse.elsewhere_tokens, account.purse.elsewhere_nano = spent.get(name, (0, 0))
+
     def held(self) -> dict[str, int]:
         """Return the number of calls in flight of each tenant."""
         return {name: account.held for name, account in self._accounts.items()}
@@ -297,7 +310,9 @@ class Quota:
         return account
 
 
-def _retry_s(window: Window, amount: int, limit: int, now_s: float) -> float | None:
-    if amount > limit:
+def _retry_s(window: Window, amount: int, ceiling: int, limit: int | None, now_s: float) -> float | None:
+    """Say when a call would fit; None when it is more than the limit. A share that is too small may grow at once."""
+    if limit is not None and amount > limit:
         return None
-    return window.frees_s(window.total + amount - limit, now_s)
+    over = window.total + amount - ceiling
+    return window.frees_s(over, now_s) if over <= window.total else _SHARE_RETRY_S

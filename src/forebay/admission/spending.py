@@ -126,9 +126,13 @@ class Purse:
         nano: money spent in it, in billionths.
         reserved_tokens: of running calls.
         reserved_nano: of running calls, in billionths.
+        elsewhere_tokens: spent in it on other nodes, as far as known.
+        elsewhere_nano: the same of money, in billionths.
     """
 
-    __slots__ = ("_kept", "month", "nano", "reserved_nano", "reserved_tokens", "tokens")
+    __slots__ = (
+        "_kept", "elsewhere_nano", "elsewhere_tokens", "month", "nano", "reserved_nano", "reserved_tokens", "tokens",
+    )  # fmt: skip
 
     def __init__(self, month: int) -> None:
         self.month = month
@@ -136,6 +140,8 @@ class Purse:
         self.nano = 0
         self.reserved_tokens = 0
         self.reserved_nano = 0
+        self.elsewhere_tokens = 0
+        self.elsewhere_nano = 0
         self._kept: dict[int, tuple[int, int]] = {}
 
     def turn(self, month: int) -> None:
@@ -153,6 +159,7 @@ class Purse:
         self._keep(self.month, present)
         self.month = month
         self.tokens, self.nano = known
+        self.elsewhere_tokens = self.elsewhere_nano = 0
 
     def reserve(self, tokens: int, nano: int) -> None:
         """Set aside what a call may spend."""

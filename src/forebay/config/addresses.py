@@ -7,7 +7,7 @@ value, because a URL may hold a password.
 import base64
 import re
 from ipaddress import ip_address, ip_network
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from msgspec import Struct
 
@@ -17,6 +17,11 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?
 _PORT = re.compile(r"[0-9]{1,5}")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _MAX_PORT = 65_535
+_STORE_SCHEMES = frozenset({"redis", "rediss", "unix"})
+_STORE_OPTIONS = frozenset({"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
+_STORE_ADVICE = (
+    "write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH, and percent-encode what is special in a password"
+)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -148,3 +153,23 @@ def check_network(text: str) -> str:
         return text if "/" not in text and _is_address(text) else str(ip_network(text))
     except ValueError:
         raise ValueError("is not an address or network; write 10.0.0.1 or 10.0.0.0/8 (host bits zero)") from None
+
+
+def check_store(text: str) -> str:
+    """Return the URL of a store that nodes share.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        options = parse_qs(parts.query, keep_blank_values=True)
+    except ValueError:
+        raise ValueError(f"is not a URL; {_STORE_ADVICE}") from None
+    somewhere = parts.path if parts.scheme == "unix" else parts.hostname
+    if parts.scheme not in _STORE_SCHEMES or not somewhere or port == 0 or not re.fullmatch(r"[!-~]+", text):
+        raise ValueError(f"is not the URL of a store; {_STORE_ADVICE}")
+    if not options.keys() <= _STORE_OPTIONS or not all(value.isdigit() for value in options.get("db", ())):
+        raise ValueError(f"holds an option that is not one of {', '.join(sorted(_STORE_OPTIONS))}; leave it out")
+    return text

@@ -14,6 +14,7 @@ from forebay.config.addresses import Address, parse_address
 from forebay.config.checks import check_addresses, check_entries, reachable_of
 from forebay.config.compile import compile_policy
 from forebay.config.faults import Faults
+from forebay.config.joint import Joint, joint_of
 from forebay.config.source import MAX_BYTES, read_yaml
 from forebay.config.validation import validate
 from forebay.errors import ConfigError
@@ -58,6 +59,7 @@ class Settings(Struct, frozen=True):
         policy: what the data plane decides from.
         digest: SHA-256 of the bytes it was made from, 32 bytes.
         pinned: what went before the file.
+        joint: how this node meets others.
     """
 
     listen: Address
@@ -66,6 +68,7 @@ class Settings(Struct, frozen=True):
     policy: Policy
     digest: bytes
     pinned: Pinned = Pinned()
+    joint: Joint = Joint()
 
     def __repr__(self) -> str:
         """Show no part of the policy, which holds credentials."""
@@ -143,6 +146,7 @@ def parse_file(data: bytes, name: str, environ: Mapping[str, str], wall_s: float
     check_entries(draft, faults)
     check_addresses(draft, listen, admin, pinned.bound, faults)
     policy = compile_policy(draft, environ, reachable_of(listen, pinned.bound), faults)
+    joint = joint_of(draft, environ, faults)
     faults.raise_if_any()
     digest = sha256(data).digest()
     return Settings(
@@ -152,6 +156,7 @@ def parse_file(data: bytes, name: str, environ: Mapping[str, str], wall_s: float
         policy=replace(policy, hash=digest.hex()[:HASH_DIGITS], created=int(wall_s)),
         digest=digest,
         pinned=pinned,
+        joint=joint,
     )
 
 

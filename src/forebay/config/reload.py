@@ -188,7 +188,9 @@ class _ConfigFile:
             for name, old, new in (("listen", started.listen, offered.listen), ("admin", started.admin, offered.admin))
             if old != new
         )
-        self.settings = replace(offered, listen=started.listen, admin=started.admin)
+        if offered.joint != started.joint:
+            self.warnings += (f"{path}: node or store: has changed in the file; a change needs a restart",)
+        self.settings = replace(offered, listen=started.listen, admin=started.admin, joint=started.joint)
 
 
 class _Held(Generic[Document]):

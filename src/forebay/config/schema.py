@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from forebay import policy
-from forebay.config.addresses import check_network, check_origin, parse_address, parse_replica
+from forebay.config.addresses import check_network, check_origin, check_store, parse_address, parse_replica
 from forebay.config.credentials import check_api_key, check_tenant_key
 from forebay.config.joining import IdempotencySettings, SingleFlight
 from forebay.config.rules import RuleSettings
@@ -46,10 +46,15 @@ def _check_rising(ratios: list[float]) -> list[float]:
     return ratios
 
 
+def _check_store(text: str) -> str:
+    return check_api_key(text) if text.startswith("env:") else check_store(text)
+
+
 AddressText = Annotated[str, AfterValidator(_check_address)]
 ReplicaUrl = Annotated[str, AfterValidator(_check_url)]
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
 TenantKeyText = Annotated[str, AfterValidator(check_tenant_key)]
+StoreUrl = Annotated[str, AfterValidator(_check_store)]
 ApiKeyText = Annotated[str, AfterValidator(check_api_key)]
 Origin = Annotated[str, AfterValidator(check_origin)]
 Network = Annotated[str, AfterValidator(check_network)]
@@ -352,6 +357,21 @@ class AdmissionSettings(Section):
     classes: ClassesSettings = setting(ClassesSettings(), "", "Targets, waits and shares by request value.")
 
 
+class StoreSettings(Section):
+    """Where several nodes meet, so that limits hold for all of them together and overrides reach all."""
+
+    url: StoreUrl | None = setting(
+        None,
+        "URL or `env:NAME`",
+        "Redis or Valkey: `redis(s)://[USER:PASSWORD@]HOST[:PORT][/DB]` or `unix:///PATH`; needs `forebay[redis]`. "
+        "Empty: each node is alone. A change needs a restart.",
+        repr=False,
+    )
+    nodes: Annotated[int, Field(ge=1, le=256)] = setting(
+        1, "nodes", "That there are at least: limits are divided by it while the store has not told how many there are."
+    )
+
+
 class LogSettings(Section):
     """What is logged."""
 
@@ -369,6 +389,11 @@ class FileSettings(Section):
 
     listen: AddressText = setting("127.0.0.1:7080", "HOST:PORT", "Where clients call. A change needs a restart.")
     admin: AddressText = setting("127.0.0.1:7081", "HOST:PORT", "API and console. A change needs a restart.")
+    node: Name | None = setting(
+        None,
+        "name",
+        "Of this node, no two alike; empty is the host's name and the port of `listen`. A change needs a restart.",
+    )
     pools: dict[Name, PoolSettings] = setting({}, "", "By name; at least one.")
     models: dict[ModelName, ModelSettings] = setting({}, "", "By the name that clients use; at least one.")
     tenants: list[TenantSettings] = setting([], "", "Who may call; none means anybody, on loopback only.")
@@ -378,6 +403,7 @@ class FileSettings(Section):
     limits: EdgeLimits = setting(EdgeLimits(), "", "Bounds of what comes in and what engines answer.")
     stream: StreamSettings = setting(StreamSettings(), "", "How answers are streamed.")
     shutdown: ShutdownSettings = setting(ShutdownSettings(), "", "How the data plane stops.")
+    store: StoreSettings = setting(StoreSettings(), "", "Where several nodes meet.")
     log: LogSettings = setting(LogSettings(), "", "What is logged.")
     rules: list[RuleSettings] = setting(
         [], "", "Conditions and what then happens; the first rule that holds decides (docs/rules.md).", max_length=200

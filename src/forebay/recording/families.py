@@ -153,6 +153,15 @@ JOINED: Final = Family(
 REPLAYS: Final = Family(
     "forebay_idempotency_replays_total", "counter", (), "Requests that got the kept answer of an earlier one."
 )
+STORE_UP: Final = Family("forebay_store_up", "gauge", (), "1 if the shared store answers, or there is none.")
+STORE_AGE: Final = Family("forebay_store_age_seconds", "gauge", (), "Time since the shared store last answered.")
+STORE_FAILURES: Final = Family(
+    "forebay_store_failures_total", "counter", (), "Rounds in which the shared store did not answer as it should."
+)
+NODES: Final = Family("forebay_nodes", "gauge", (), "Nodes that are there, as far as this one knows.")
+PORTION: Final = Family(
+    "forebay_limit_portion", "gauge", ("tenant", "limit"), "What this node may use of a limit that the nodes share."
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -179,7 +188,7 @@ WATCHED: Final = (
     MISSING_DONE, JOURNAL_LINES, JOURNAL_DROPPED, JOURNAL_STATE, JOURNAL_RECOVERED, RELOAD_FAILURES, RELOAD_OK,
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
-    REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN,
+    REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN, STORE_UP, STORE_AGE, STORE_FAILURES, NODES, PORTION,
 )  # fmt: skip
 UNKNOWN_AT_FIRST: Final = frozenset({LADDER_KV})
 """Families that have no series while nobody knows: 0 would be a lie."""

@@ -247,7 +247,7 @@ class Metrics:
         if family is families.TELEMETRY_AGE:
             now_s = self._clock.now_s()
             return {key: now_s - since_s for key, since_s in self._known_since_s.items()}
-        if family is families.RELOAD_OK:
+        if family in (families.RELOAD_OK, families.STORE_UP, families.NODES):
             return {(): 1}
         if family in families.UNKNOWN_AT_FIRST:
             return {}
@@ -263,6 +263,7 @@ class Metrics:
             ("kind",): _JOURNAL_KINDS,
             ("state",): _JOURNAL_STATES,
             ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
+            ("tenant", "limit"): [(NO_FAILURE, NO_FAILURE)],
             ("cause",): [(NO_FAILURE,)],
             ("mode",): [("key",), ("on",), ("warn",)],
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
