@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from forebay import policy
-from forebay.config.addresses import check_network, check_origin, check_store, parse_address, parse_replica
+from forebay.config.addresses import check_network, check_origin, parse_address, parse_replica
 from forebay.config.credentials import check_api_key, check_tenant_key
 from forebay.config.joining import IdempotencySettings, SingleFlight
+from forebay.config.meeting import StoreSettings
 from forebay.config.rules import RuleSettings
 from forebay.config.section import MAX_COUNT, Count, Name, Section, setting
 from forebay.domain import VALUES, Value
@@ -46,15 +47,10 @@ def _check_rising(ratios: list[float]) -> list[float]:
     return ratios
 
 
-def _check_store(text: str) -> str:
-    return check_api_key(text) if text.startswith("env:") else check_store(text)
-
-
 AddressText = Annotated[str, AfterValidator(_check_address)]
 ReplicaUrl = Annotated[str, AfterValidator(_check_url)]
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
 TenantKeyText = Annotated[str, AfterValidator(check_tenant_key)]
-StoreUrl = Annotated[str, AfterValidator(_check_store)]
 ApiKeyText = Annotated[str, AfterValidator(check_api_key)]
 Origin = Annotated[str, AfterValidator(check_origin)]
 Network = Annotated[str, AfterValidator(check_network)]
@@ -355,21 +351,6 @@ class AdmissionSettings(Section):
         "Part of a pool's replicas that take no long prompt while short ones are late; empty: 0, `latency` 0.25.",
     )
     classes: ClassesSettings = setting(ClassesSettings(), "", "Targets, waits and shares by request value.")
-
-
-class StoreSettings(Section):
-    """Where several nodes meet, so that limits hold for all of them together and overrides reach all."""
-
-    url: StoreUrl | None = setting(
-        None,
-        "URL or `env:NAME`",
-        "Redis or Valkey: `redis(s)://[USER:PASSWORD@]HOST[:PORT][/DB]` or `unix:///PATH`; needs `forebay[redis]`. "
-        "Empty: each node is alone. A change needs a restart.",
-        repr=False,
-    )
-    nodes: Annotated[int, Field(ge=1, le=256)] = setting(
-        1, "nodes", "That there are at least: limits are divided by it while the store has not told how many there are."
-    )
 
 
 class LogSettings(Section):
