@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from forebay.config.addresses import check_store
 from forebay.config.credentials import check_api_key
-from forebay.config.section import Section, setting
+from forebay.config.section import Name, Section, setting
 
 
 def _check_store(text: str) -> str:
@@ -14,6 +14,14 @@ def _check_store(text: str) -> str:
 
 
 StoreUrl = Annotated[str, AfterValidator(_check_store)]
+
+
+NodeName = Name | None
+NODE = setting(
+    None,
+    "name",
+    "Of this node, no two alike; empty is the host's name and the port of `listen`. A change needs a restart.",
+)
 
 
 class StoreSettings(Section):

@@ -13,7 +13,7 @@ from forebay import policy
 from forebay.config.addresses import check_network, check_origin, parse_address, parse_replica
 from forebay.config.credentials import check_api_key, check_tenant_key
 from forebay.config.joining import IdempotencySettings, SingleFlight
-from forebay.config.meeting import StoreSettings
+from forebay.config.meeting import NODE, NodeName, StoreSettings
 from forebay.config.rules import RuleSettings
 from forebay.config.section import MAX_COUNT, Count, Name, Section, setting
 from forebay.domain import VALUES, Value
@@ -370,11 +370,7 @@ class FileSettings(Section):
 
     listen: AddressText = setting("127.0.0.1:7080", "HOST:PORT", "Where clients call. A change needs a restart.")
     admin: AddressText = setting("127.0.0.1:7081", "HOST:PORT", "API and console. A change needs a restart.")
-    node: Name | None = setting(
-        None,
-        "name",
-        "Of this node, no two alike; empty is the host's name and the port of `listen`. A change needs a restart.",
-    )
+    node: NodeName = NODE
     pools: dict[Name, PoolSettings] = setting({}, "", "By name; at least one.")
     models: dict[ModelName, ModelSettings] = setting({}, "", "By the name that clients use; at least one.")
     tenants: list[TenantSettings] = setting([], "", "Who may call; none means anybody, on loopback only.")
