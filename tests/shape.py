@@ -55,20 +55,20 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "following": GROUND | {"config", "recording"},
     "gauges": GROUND
     | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"}
-    | {"joining", "laddering"},
+    | {"cost", "joining", "laddering", "ledger"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     # What nodes share: the ceilings of this node, and the task that keeps them in step with the others.
     "portions": GROUND | {"admission", "store"},
     "sharing": GROUND | {"portions", "admission", "config", "recording", "store"},
-    "ledger": GROUND | {"admission", "recording"},
+    "ledger": GROUND | {"admission", "cost", "recording"},
     "handover": GROUND,
     "retrying": GROUND | {"routing"},
     # Both sides of the gate's connection: the real limits, queue and replicas on one, their copy on the other.
     "crossing": GROUND | {"admission", "routing", "engines.contract"},
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
-    | {"actions", "continuing", "laddering", "lessons"},
+    | {"actions", "continuing", "cost", "laddering", "lessons"},
     "startup": GROUND | {"config", "engines", "upstream"},
     "app": GROUND
     | PATH_ROOMS

@@ -249,3 +249,41 @@ def test_however_often_it_ends_the_month_is_the_sum_of_its_calls(
 
 def ended(life: Life, how: str) -> Coroutine[Any, Any, None]:
     return life.ledger.stop() if how == "stop" else asyncio.sleep(0)
+
+
+def test_the_month_is_foreseen_and_its_days_outlive_the_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        # The 10th of June 2026, in the evening of the first day that anybody looks.
+        wall_s = datetime(2026, 6, 10, 18, tzinfo=UTC).timestamp()
+        clock = ManualClock(5.0, wall_s)
+        life = Life(tmp_path, clock)
+        await life.start()
+        assert all(bill.money.expected == 0.0 for bill in life.ledger.bills.values())
+        for day in range(8):
+            clock.advance(86_400.0 if day else 0.0)
+            for _ in range(100):
+                life.call(prompt=1000, output=0)
+            clock.advance(1.0)
+            await life.ledger.foresee()
+            await life.ledger.save()
+            if day == 3:
+                life = Life(tmp_path, clock, "bb")
+                await life.start()
+        bill = life.ledger.bills["a"]
+        assert (bill.tokens.spent, round(bill.money.spent, 9)) == (800_000.0, 1.6)
+        # Of today a quarter is to come, and 13 days more; each of the seven days before it has cost 0.2.
+        assert round(bill.money.expected, 4) == round(1.6 + 13.25 * 0.2, 4) == round(bill.money.high, 4)
+
+    asyncio.run(main())
+
+
+def test_days_that_cannot_be_read_begin_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "days.json").write_bytes(b"[1")
+        life = Life(tmp_path, ManualClock(5.0, datetime(2026, 6, 10, tzinfo=UTC).timestamp()))
+        life.write("a", 900, 0)
+        await life.start()
+        assert life.ledger.state == "ok"
+
+    asyncio.run(main())

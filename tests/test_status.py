@@ -9,6 +9,8 @@ from forebay.actions import Actions
 from forebay.admission.gate import LocalGate, LocalPermit
 from forebay.clock import ManualClock
 from forebay.config.rules import refuse_long
+from forebay.cost.days import Bill
+from forebay.cost.forecast import Forecast
 from forebay.degrading import Degrading
 from forebay.domain import FailureKind, Replica, Spend, Tenant, Value
 from forebay.errors import Refused
@@ -74,6 +76,7 @@ class Plane:
                 hash="0123456789ab",
             )
         )
+        self.bills: dict[str, Bill] = {}
         actions = Actions(self.fleet, self.clock)
         gate = LocalGate(self.clock, self.fleet)
         laddering = Laddering(self.fleet, gate.basin, actions, self.clock)
@@ -89,6 +92,7 @@ class Plane:
             Lessons(Timing(self.fleet, self.clock), Degrading(self.fleet, actions, self.clock)),
             laddering,
             actions,
+            self.bills,
         )
         for listener in (self.fleet, gate, self.parts.budgets, self.parts.understanding, laddering):
             self.policy.subscribe(listener)
@@ -223,10 +227,16 @@ def test_spending_estimates_rules_and_retries() -> None:
     parts.understanding.rules.applied["refuse-long:m"] += 2
     while parts.budgets.try_take("main", "t1"):
         pass
+    plane.bills["t4"] = Bill(Forecast(70, 80.4, 100.2, 120.0), Forecast(0.5, 0.6, 0.75, 1.0))
     shown = plane.shown()
+    unknown = {"tokens_forecast": None, "money_forecast": None}
+    foreseen = {
+        "tokens_forecast": {"low": 80.0, "expected": 100.0, "high": 120.0},
+        "money_forecast": {"low": 0.6, "expected": 0.75, "high": 1.0},
+    }
     assert shown["month"] == [
-        {"tenant": "t4", "tokens": 70, "tokens_limit": 10**9, "money": 0.5, "money_limit": 5.0},
-        {"tenant": "t3", "tokens": 140, "tokens_limit": 10**9, "money": 0.2, "money_limit": 5.0},
+        {"tenant": "t4", "tokens": 70, "tokens_limit": 10**9, "money": 0.5, "money_limit": 5.0, **foreseen},
+        {"tenant": "t3", "tokens": 140, "tokens_limit": 10**9, "money": 0.2, "money_limit": 5.0, **unknown},
     ]
     assert (shown["rules"], shown["month_left_out"]) == ({"refuse-long:m": 2}, 0)
     assert shown["retries_denied"] == [{"pool": "main", "scope": "pool", "retries": 1}]

@@ -147,6 +147,7 @@ class DataPlane:
         gauges.watch_work(self.metrics, self.budgets, self.continuer, self.understanding)
         gauges.watch_automata(self.metrics, self.lessons, self.laddering)
         gauges.watch_joining(self.metrics, self.joining)
+        gauges.watch_money(self.metrics, self.gate, self.ledger)
         self.follower.gauges(self.metrics)
         if self.sharing is not None:
             self.sharing.gauges(self.metrics)
@@ -223,6 +224,7 @@ class DataPlane:
             self.lessons,
             self.laddering,
             self.actions,
+            self.ledger.bills,
         )
         own = {
             "version": __version__,

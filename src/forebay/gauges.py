@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterator
 from forebay.admission.gate import LocalGate
 from forebay.clock import Clock
 from forebay.continuing import Continuer
+from forebay.cost.days import Bill
+from forebay.cost.forecast import Forecast
+from forebay.domain import Spend
 from forebay.joining import Joining
 from forebay.laddering import Laddering
+from forebay.ledger import MonthLedger
 from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
 from forebay.routing.budget import RetryBudgets
@@ -68,6 +72,17 @@ class Gauges:
         metrics.watch("forebay_requests_joined_total", joining.counts)
         metrics.watch("forebay_idempotency_replays_total", lambda: [((), joining.replayed)])
 
+    def watch_money(self, metrics: Metrics, gate: LocalGate, ledger: MonthLedger) -> None:
+        """Register the readings of what tenants have spent in this month, and of what it will come to."""
+
+        def spent() -> Iterator[tuple[str, Spend]]:
+            yield from gate.quota.spent(self._clock.now_s(), self._clock.wall_s()).items()
+
+        metrics.watch("forebay_month_spent_tokens", lambda: (((name,), spend.tokens) for name, spend in spent()))
+        metrics.watch("forebay_month_spent_money", lambda: (((name,), spend.money) for name, spend in spent()))
+        metrics.watch("forebay_month_forecast_tokens", lambda: _foreseen(ledger, lambda bill: bill.tokens))
+        metrics.watch("forebay_month_forecast_money", lambda: _foreseen(ledger, lambda bill: bill.money))
+
     def _panic(self) -> Readings:
         for pool, rotation in self._fleet.rotations.items():
             yield (pool,), float(rotation.panic)
@@ -107,6 +122,14 @@ class Gauges:
         opened = self._upstream.connections.opened
         for state in self._fleet.states():
             yield (state.pool.name, state.replica.name), opened.get(state.replica.name, 0)
+
+
+def _foreseen(ledger: MonthLedger, kind: Callable[[Bill], Forecast]) -> Readings:
+    for tenant, bill in ledger.bills.items():
+        made = kind(bill)
+        yield (tenant, "low"), made.low
+        yield (tenant, "expected"), made.expected
+        yield (tenant, "high"), made.high
 
 
 def _deadlines(lessons: Lessons) -> Readings:

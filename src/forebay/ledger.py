@@ -2,7 +2,8 @@
 
 The data plane answers before anything has been read: what an earlier process has spent is added once it is
 known, and until then no snapshot replaces the one of before. The disk is touched only in threads that die
-with the process, so one that hangs holds up neither a call nor the end.
+with the process, so one that hangs holds up neither a call nor the end. Once a minute it also foresees what the month
+will come to.
 """
 
 import asyncio
@@ -12,14 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
 
 from forebay.admission.quota import Quota
-from forebay.admission.spending import Seed, Seeder, pack, unpack
+from forebay.admission.spending import Seed, Seeder, month_of, pack, unpack
 from forebay.clock import Clock
+from forebay.cost import days
+from forebay.cost.days import Bill, Days
 from forebay.policy import Price
 from forebay.recording.lines import CloseLine
 from forebay.recording.reading import Reader
@@ -34,6 +38,8 @@ MAX_BYTES = 33_554_432
 # The thread that reads the journal leaves the interpreter to the loop after so many lines, some 0.5 ms of work.
 _LINES_AT_ONCE = 64
 _PAUSE_S = 0.0005
+
+_DAY_S = 86_400.0
 
 _Made = TypeVar("_Made")
 
@@ -60,12 +66,13 @@ class MonthLedger:
     Args:
         quota: of the data plane.
         clock: monotonic and wall time.
-        data_dir: the journal is in `journal`; the snapshot is kept as `run/month.json`.
+        data_dir: the journal is in `journal`; the snapshot is kept as `run/month.json`, the days as `run/days.json`.
         loop: the data plane's, which alone touches the quota.
 
     Attributes:
         state: `starting` until what was spent has been read, then `ok` or `failing: reason`.
         left_out: calls that were not added because their tenants are too many.
+        bills: what the month will come to, by tenant, as of the last minute; of those that have spent the most.
     """
 
     def __init__(self, quota: Quota, clock: Clock, data_dir: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -73,11 +80,14 @@ class MonthLedger:
         self._clock = clock
         self._journal = data_dir / "journal"
         self._path = data_dir / "run" / "month.json"
+        self._days_path = data_dir / "run" / "days.json"
+        self._days = Days()
         self._loop = loop
         self._writing: asyncio.Future[str | None] | None = None
         self._handed: Seed | None = None
         self.state = "starting"
         self.left_out = 0
+        self.bills: dict[str, Bill] = {}
 
     async def start(self, counted: tuple[Counted, ...], prices: Mapping[str, Price]) -> None:
         """Add what earlier processes have spent in this month; for a task of its own, because it takes a while.
@@ -87,19 +97,37 @@ class MonthLedger:
             prices: by model; a model without one costs nothing.
         """
         wall_s = self._clock.wall_s()
-        seeder = await self._in_thread(lambda: self._read(counted, prices, wall_s))
-        if seeder is None:
+        read = await self._in_thread(lambda: self._read(counted, prices, wall_s))
+        if read is None:
             self._note("the journal could not be read")
             return
+        seeder, self._days = read
         self.left_out = seeder.left_out
         self._quota.restore(seeder.seed())
         self.state = "ok"
+        await self.foresee()
 
     async def run(self) -> None:
-        """Write a snapshot every minute until cancelled."""
+        """Look ahead and write a snapshot every minute until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
+            await self.foresee()
             await self.save()
+
+    async def foresee(self) -> None:
+        """Make the bills anew; the loop gets a turn between two tenants."""
+        wall_s = self._clock.wall_s()
+        seed = self._quota.snapshot(self._clock.now_s(), wall_s)
+        if seed is None or seed.month != month_of(wall_s):
+            # A clock that stepped is not believed yet, and says nothing of days either.
+            return
+        today, passed_ratio = _day_of(wall_s)
+        self._days.note(seed.spent, today, passed_ratio)
+        made: dict[str, Bill] = {}
+        for tenant, bill in self._days.bills(today, passed_ratio):
+            made[tenant] = bill
+            await asyncio.sleep(0)
+        self.bills = made
 
     async def stop(self) -> None:
         """Write the last snapshot, for at most two seconds; after the last call has been settled."""
@@ -140,7 +168,8 @@ class MonthLedger:
         if self._writing is not None and not await self._ended(self._writing):
             return
         if seed is not None:
-            self._writing = self._in_thread(lambda: _write(self._path, seed))
+            of_days = self._days.pack()
+            self._writing = self._in_thread(lambda: _write(self._path, pack(seed)) or _write(self._days_path, of_days))
             await self._ended(self._writing)
 
     async def _ended(self, writing: "asyncio.Future[str | None]") -> bool:
@@ -165,9 +194,9 @@ class MonthLedger:
             log.info("what tenants have spent is kept again in %s", self._path)
         self.state = state
 
-    def _read(self, counted: tuple[Counted, ...], prices: Mapping[str, Price], wall_s: float) -> Seeder:
+    def _read(self, counted: tuple[Counted, ...], prices: Mapping[str, Price], wall_s: float) -> tuple[Seeder, Days]:
         """Add up what was spent; in a thread. What cannot be read is left out."""
-        seeder = Seeder(wall_s, prices, _snapshot(self._path))
+        seeder = Seeder(wall_s, prices, _kept(self._path, unpack, "what was spent is added up from the journal"))
         reader = Reader(self._journal)
         try:
             for number, line in enumerate(reader.closes(seeder.since_s)):
@@ -178,7 +207,7 @@ class MonthLedger:
             log.error("the journal could not be read to its end, so less counts as spent than was: %s", _reason(error))
         if seeder.left_out:
             log.error("calls left out of what was spent, because their tenants are too many: %d", seeder.left_out)
-        return seeder
+        return seeder, _kept(self._days_path, days.unpack, "the forecast begins anew") or Days()
 
     def _in_thread(self, work: Callable[[], _Made]) -> "asyncio.Future[_Made | None]":
         """Run work in a thread of its own that nobody waits for at the end; None when it raised."""
@@ -213,33 +242,38 @@ def _add(seeder: Seeder, line: CloseLine, counted: tuple[Counted, ...]) -> None:
         seeder.add(line.tenant, line.model or "", line.input_length or 0, line.cached_tokens, line.output_length or 0)
 
 
-def _snapshot(path: Path) -> Seed | None:
-    """Read the snapshot of an earlier process; None without a good one."""
+def _kept(path: Path, read: Callable[[bytes], _Made], otherwise: str) -> _Made | None:
+    """Read what an earlier process kept; None, with a line that says what happens then, without anything good."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError(f"is larger than {MAX_BYTES} bytes")
-        return unpack(data)
+        return read(data)
     except FileNotFoundError:
         return None
     except OSError as error:
         reason = _reason(error)
     except ValueError as fault:
         reason = str(fault)
-    log.warning("%s is ignored, what was spent is added up from the journal: %s", path, reason)
+    log.warning("%s is ignored, %s: %s", path, otherwise, reason)
     return None
 
 
-def _write(path: Path, seed: Seed) -> str:
-    """Replace the snapshot: a reader sees the old one or the new one; return what went wrong, empty for nothing."""
+def _day_of(wall_s: float) -> tuple[date, float]:
+    """Return the day of a wall time, in UTC, and the part of it that has passed."""
+    return datetime.fromtimestamp(wall_s, UTC).date(), wall_s % _DAY_S / _DAY_S
+
+
+def _write(path: Path, data: bytes) -> str:
+    """Replace a file: a reader sees the old one or the new one; return what went wrong, empty for nothing."""
     draft = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One name for all drafts, so that killed processes leave one at most; for this user alone: it names tenants.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(pack(seed))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -11,6 +11,7 @@ from forebay.actions import Actions
 from forebay.admission.gate import LocalGate
 from forebay.admission.queue import Queue
 from forebay.clock import Clock
+from forebay.cost.days import Bill
 from forebay.domain import Spend
 from forebay.laddering import Laddering
 from forebay.lessons import Lessons
@@ -36,6 +37,7 @@ class Parts(Struct, frozen=True):
 
     Attributes:
         started_s: monotonic seconds of the start.
+        bills: what the month will come to, by tenant.
     """
 
     clock: Clock
@@ -49,6 +51,7 @@ class Parts(Struct, frozen=True):
     lessons: Lessons
     laddering: Laddering
     actions: Actions
+    bills: Mapping[str, Bill]
 
 
 def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,9 +225,24 @@ def _month(parts: Parts, now_s: float) -> dict[str, Any]:
                 "tokens_limit": None if tenant is None else tenant.tokens,
                 "money": round(spend.money, 6),
                 "money_limit": None if tenant is None else tenant.money,
+                **_foreseen(parts.bills.get(name)),
             }
         )
     return {"month": shown, "month_left_out": len(spent) - len(shown)}
+
+
+def _foreseen(bill: Bill | None) -> dict[str, Any]:
+    """Describe what a month will come to: the best guess between two bounds, each with 10 % beyond it."""
+    if bill is None:
+        return {"tokens_forecast": None, "money_forecast": None}
+    return {
+        f"{kind}_forecast": {
+            "low": round(made.low, digits),
+            "expected": round(made.expected, digits),
+            "high": round(made.high, digits),
+        }
+        for kind, made, digits in (("tokens", bill.tokens, 0), ("money", bill.money, 6))
+    }
 
 
 def _order(spend: Spend) -> tuple[float, int]:

@@ -162,6 +162,18 @@ NODES: Final = Family("forebay_nodes", "gauge", (), "Nodes that are there, as fa
 PORTION: Final = Family(
     "forebay_limit_portion", "gauge", ("tenant", "limit"), "What this node may use of a limit that the nodes share."
 )
+MONTH_TOKENS: Final = Family(
+    "forebay_month_spent_tokens", "gauge", ("tenant",), "Tokens that the tenant has spent in this month (UTC)."
+)
+MONTH_MONEY: Final = Family(
+    "forebay_month_spent_money", "gauge", ("tenant",), "Money that the tenant has spent in this month (UTC)."
+)
+FORECAST_TOKENS: Final = Family(
+    "forebay_month_forecast_tokens", "gauge", ("tenant", "bound"), "Tokens that its month will have come to."
+)
+FORECAST_MONEY: Final = Family(
+    "forebay_month_forecast_money", "gauge", ("tenant", "bound"), "Money that its month will have come to."
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -189,6 +201,7 @@ WATCHED: Final = (
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
     REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN, STORE_UP, STORE_AGE, STORE_FAILURES, NODES, PORTION,
+    MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY,
 )  # fmt: skip
 UNKNOWN_AT_FIRST: Final = frozenset({LADDER_KV})
 """Families that have no series while nobody knows: 0 would be a lie."""

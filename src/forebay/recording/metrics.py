@@ -29,6 +29,7 @@ _KEYLESS = "default"
 STEPS: Final = ("fallback", "tenant", "output", "model", "history")
 _PAINS = ("waiting", "preemptions", "first_token")
 _KINDS = ("prompt", "completion", "cached")
+_BOUNDS = ("low", "expected", "high")
 _STATUSES = range(100, 600)
 _JOURNAL_KINDS = (("open",), ("close",))
 _JOURNAL_STATES = (("ok",), ("full",), ("failing",))
@@ -265,6 +266,7 @@ class Metrics:
             ("pool", "lane", "value"): [(pool, *place) for pool in sorted(self._pools) for place in _PLACES],
             ("tenant", "limit"): [(NO_FAILURE, NO_FAILURE)],
             ("cause",): [(NO_FAILURE,)],
+            ("tenant", "bound"): [(name, bound) for name in sorted(self._tenants) for bound in _BOUNDS],
             ("mode",): [("key",), ("on",), ("warn",)],
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
             ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],
