@@ -86,12 +86,14 @@ class Dispatcher:
             begun = True
             sending, explained = prepare(call, asked, model, policy, self._fleet.token_ids(pool.name))
             reply.extra = said + explained
-            sending = self._continuer.follow(call, sending)
+            if sending.plan is not None:
+                sending = self._continuer.follow(call, sending)
             lease, permit.lease = permit.lease, None
             try:
                 verdict, tried = await self._on_pool(call, name, sending, tried, (lease, reply, record))
             finally:
-                self._continuer.leave(sending)
+                if sending.thread is not None:
+                    self._continuer.leave(sending)
             if verdict is not None:
                 if not attempts.may_fall_back(verdict):
                     return Ended(verdict, name)

@@ -18,6 +18,7 @@ from forebay.admission.hygiene import is_clean
 from forebay.dispatch import Dispatcher, Ended
 from forebay.domain import Outcome
 from forebay.edge import ending, routes
+from forebay.edge.body import read_small
 from forebay.edge.headers import explained
 from forebay.edge.local import LocalAnswers, cors_lines
 from forebay.edge.reply import Reply as ClientReply
@@ -92,7 +93,9 @@ class Pipeline:
         call: Call | None = None
         try:
             tenant = identify(request, policy)
-            asked = await cleaning.read(request, endpoint, policy)
+            asked = read_small(request.body, endpoint, policy.limits.json_depth)
+            if asked is None:
+                asked = await cleaning.read(request, endpoint, policy)
             call = self._understanding.call(request, endpoint, asked, tenant, policy, call_id)
             if call.doubtful:
                 call = await self._understanding.exact(call, request, asked, policy)

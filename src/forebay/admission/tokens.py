@@ -182,6 +182,8 @@ def _tokens(weights: list[float], features: tuple[float, ...], text_bytes: int) 
     template = weights[0] + weights[1] * features[1]
     if features[_IMAGES] or features[_AUDIO]:
         template += weights[_IMAGES] * features[_IMAGES] + weights[_AUDIO] * features[_AUDIO]
-    text: float = sum(map(mul, weights, features)) - template
+    text = -template
+    for at in range(_SIZE):
+        text += weights[at] * features[at]
     # Weights that were learned from other texts may not say nonsense about this one.
     return max(1, round(max(0.0, template) + min(max(0.0, text), text_bytes)))

@@ -41,6 +41,27 @@ class Asked(Struct, frozen=True):
     counted: int | None = None
 
 
+def read_small(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked | None:
+    """Read a body at once if it is well formed and small: the common case, with no coroutine.
+
+    Returns:
+        None for a body that `read` must look at: it is large, or no JSON object that may be passed on.
+
+    Raises:
+        Refused: `invalid_value`, `missing_value`.
+    """
+    if len(body) > SLICE_BYTES:
+        return None
+    try:
+        if not body.isascii():
+            body.decode()
+        members = read_members(body)
+        check_depth(body, json_depth)
+    except (UnicodeDecodeError, InvalidJson, DuplicateKey, TooDeep):
+        return None
+    return _asked(members, endpoint)
+
+
 async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
     """Read a body; `null` means absent.
 
@@ -72,12 +93,7 @@ async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
         raise Refused("duplicate_key", str(double), param=double.key[:64]) from None
     except TooDeep:
         raise Refused("json_too_deep", f"the body is nested deeper than {json_depth} levels") from None
-    values = members.values
-    if endpoint.shape == "chat" or endpoint.shape == "messages":
-        _check_messages(values)
-    stream = "stream" in values and endpoint.streams and _flag(values["stream"], "stream")
-    wants_usage = stream and "stream_options" in values and _wants_usage(members)
-    return Asked(members, _model(values), stream, wants_usage, _max_tokens(values))
+    return _asked(members, endpoint)
 
 
 def limit_key(asked: Asked, shape: Shape) -> str:
@@ -86,6 +102,16 @@ def limit_key(asked: Asked, shape: Shape) -> str:
         if key in asked.members.values:
             return key
     return "max_output_tokens" if shape == "responses" else "max_tokens"
+
+
+def _asked(members: Members, endpoint: Endpoint) -> Asked:
+    values = members.values
+    shape = endpoint.shape
+    if shape == "chat" or shape == "messages":
+        _check_messages(values)
+    stream = "stream" in values and endpoint.streams and _flag(values["stream"], "stream")
+    wants_usage = stream and "stream_options" in values and _wants_usage(members)
+    return Asked(members, _model(values), stream, wants_usage, _max_tokens(values))
 
 
 def _model(values: dict[str, Raw]) -> str:
