@@ -18,9 +18,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What runs for each request or chunk, but for modules with structs to decode into (`shapes`, `said`, `usage`, `typed`,
 # `lines`): msgspec reads their annotations, which mypyc does not keep.
 COMPILED = (
-    "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/notice", "wire/depth", "wire/facts",
+    "traffic", "wire/sse", "wire/members", "wire/splice", "wire/rewrite", "wire/notice", "wire/depth", "wire/facts",
     "wire/answers", "wire/usage", "edge/connection", "edge/headers", "edge/reply", "edge/routes", "edge/body",
-    "edge/prompt", "edge/ending", "edge/render", "identity/address", "identity/keys", "understanding",
+    "edge/values", "edge/prompt", "edge/ending", "edge/render", "identity/address", "identity/keys", "understanding",
     "admission/gate", "admission/basin", "admission/queue", "admission/served", "admission/claims", "admission/quota",
     "admission/spending", "admission/window", "admission/terms", "admission/hygiene", "admission/rules",
     "admission/predicates", "admission/pointers", "admission/work", "admission/texts", "admission/tokens",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from routing.before_pool import KNOWN, Bench
 from routing.before_pool import call as call_of
 from upstream.engine_side import FakeReply, sending_of
@@ -16,7 +15,7 @@ from forebay.continuing import MAX_UNKNOWN, SHARE_RATIO, SHARE_TIME_S, Continuer
 from forebay.domain import FailureKind, Outcome, Usage
 from forebay.policy import Capacity, Stream
 from forebay.ports import Lease
-from forebay.traffic import Answer, Call, Verdict
+from forebay.traffic import Answer, Call, Verdict, changed
 from forebay.upstream.continuation.reasons import Reason
 from forebay.upstream.continuation.shapes import Plan
 from forebay.upstream.deadlines import Sending
@@ -64,7 +63,7 @@ class World:
 
     def follow(self, text: str = "t0", sent: bytes = b"", **stream: Any) -> Sending:
         """An answer of which the client has a text, one token for each word."""
-        sending = replace(sending_of(stream=Stream(**stream)), body=sent or body(), plan=PLAN)
+        sending = changed(sending_of(stream=Stream(**stream)), body=sent or body(), plan=PLAN)
         sending = self.continuer.follow(call_of(100), sending)
         assert sending.thread is not None
         for number, word in enumerate(text.split(" ")):
@@ -219,7 +218,7 @@ def test_nothing_is_left_of_the_limit() -> None:
 def test_why_a_request_is_not_followed_is_counted(fields: dict[str, Any], reason: Reason) -> None:
     async def scene() -> None:
         world = World("a", "b")
-        sending = replace(sending_of(), body=body(**fields))
+        sending = changed(sending_of(), body=body(**fields))
         assert world.continuer.follow(call_of(1), sending) is sending
         verdict = await world.go_on(sending)
         assert verdict.failure is FailureKind.TRUNCATED and str(reason) in verdict.message

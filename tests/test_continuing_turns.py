@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from test_continuing import World, waiting
 
 from forebay.policy import Capacity
+from forebay.traffic import changed
 
 
 def test_an_answer_waits_for_its_turn_no_longer_than_for_a_first_byte() -> None:
@@ -16,7 +17,7 @@ def test_an_answer_waits_for_its_turn_no_longer_than_for_a_first_byte() -> None:
         await world.settle()
         assert len(world.legs) == 1
         sending = world.follow(ping_s=0.0)
-        sending = replace(sending, timeouts=replace(sending.timeouts, first_byte_s=0.02))
+        sending = changed(sending, timeouts=replace(sending.timeouts, first_byte_s=0.02))
         second = asyncio.ensure_future(world.go_on(sending))
         await world.settle()
         assert len(world.legs) == 1, "it had no turn yet"

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from routing.before_pool import CHAT, replicas
 from test_status import NoJournal
 from upstream.engine_side import FakeReply, sending_of
@@ -18,7 +17,7 @@ from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
 from forebay.routing.ejection import ACTION_EVERY_S
 from forebay.routing.pool import Fleet
-from forebay.traffic import Answer, Call, Verdict, Work
+from forebay.traffic import Answer, Call, Verdict, Work, changed
 from forebay.wire.endpoints import BY_PATH
 
 OK = Verdict(True, Outcome.OK)
@@ -69,7 +68,7 @@ class World:
         """One call; return the model that served it."""
         call, _, record = self.placed(self.call(tenant, **other))
         record.close(200, Outcome.OK)
-        sending = replace(sending_of(model=call.model, timeouts=Timeouts()), pool=self.policy.models[call.model].pool)
+        sending = changed(sending_of(model=call.model, timeouts=Timeouts()), pool=self.policy.models[call.model].pool)
         lease = self.fleet.take(sending.pool, call, held=False)
         assert lease is not None
         lease.report(None, answered=True)
@@ -201,10 +200,10 @@ def test_a_learned_deadline_counts_for_nothing(world: World) -> None:
     call = world.call("t3")
     lease = world.fleet.take("main", call)
     assert lease is not None
-    sending = replace(sending_of(), learned_s=5.0)
+    sending = changed(sending_of(), learned_s=5.0)
     world.degrading.ended(call, sending, lease, late(), BAD)
     assert not world.degrading._watched["m"].tenants._tenants
-    world.degrading.ended(call, replace(sending, learned_s=0.0), lease, late(), BAD)
+    world.degrading.ended(call, changed(sending, learned_s=0.0), lease, late(), BAD)
     assert world.degrading._watched["m"].tenants._tenants
 
 
@@ -226,9 +225,9 @@ def test_where_the_other_pool_cannot_serve_the_call_stays_at_home(world: World) 
     world.follow(drained=frozenset("s"))
     assert [world.placed(world.call("t3"))[0].model for _ in range(5)] == ["m"] * 5
     world.follow()
-    assert world.placed(replace(world.call("t3"), endpoint=BY_PATH["/v1/messages"]))[0].model == "small"
+    assert world.placed(changed(world.call("t3"), endpoint=BY_PATH["/v1/messages"]))[0].model == "small"
     world.follow(engine="openai")
-    assert world.placed(replace(world.call("t3"), endpoint=BY_PATH["/tokenize"]))[0].model == "m"
+    assert world.placed(changed(world.call("t3"), endpoint=BY_PATH["/tokenize"]))[0].model == "m"
 
 
 def test_taking_the_setting_out_brings_all_home_at_once(world: World) -> None:

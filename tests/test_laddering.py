@@ -13,7 +13,7 @@ from forebay.engines.contract import Telemetry
 from forebay.laddering import PERIOD_S, SMALLER_BATCH_RATIO, Laddering, by_hand
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
 from forebay.routing.pool import Fleet
-from forebay.traffic import Call
+from forebay.traffic import Call, changed
 
 ROOM = 10_000
 
@@ -74,7 +74,7 @@ class World:
 
 
 def valued(made: Call, value: Value) -> Call:
-    return Call(*(value if name == "value" else getattr(made, name) for name in made.__struct_fields__))
+    return changed(made, value=value)
 
 
 @pytest.fixture

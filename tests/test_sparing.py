@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from routing.before_pool import replicas
 from test_status import NoJournal
 from upstream.engine_side import FakeReply
@@ -29,7 +28,7 @@ from forebay.recording.record import CallRecord, Recorder
 from forebay.routing.headroom import FULL_RATIO
 from forebay.routing.pool import Fleet
 from forebay.sparing import Sparing
-from forebay.traffic import Call, Work
+from forebay.traffic import Call, Work, changed
 from forebay.wire.endpoints import BY_PATH
 
 ROOM = 10_000
@@ -254,7 +253,7 @@ def test_one_hop_and_no_further(world: World) -> None:
     assert (call.model, record.row.degraded) == ("stiff", ("output",)), "it names no smaller one"
     call, _, _, _ = world.ask()
     assert (call.model, call.moved) == ("small", True), "a person said so, though its own pool could"
-    other = replace(call, moved=False)
+    other = changed(call, moved=False)
     record = world.recorder.open("d", "r", "chat", "")
     record.degraded("tenant")
     asked = asyncio.run(body.read(b'{"messages":[]}', BY_PATH[CHAT], 64))

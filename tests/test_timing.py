@@ -10,7 +10,7 @@ from forebay.domain import FailureKind, Outcome
 from forebay.policy import Timeouts
 from forebay.routing.replica import Lease
 from forebay.timing import Timing
-from forebay.traffic import Call, Verdict
+from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.learned import Learned
 from forebay.wire.endpoints import BY_PATH
@@ -113,7 +113,7 @@ def test_who_has_nowhere_to_go_keeps_the_configured_one() -> None:
 def test_who_has_one_try_only_keeps_the_configured_one() -> None:
     world = World()
     world.learn()
-    world.sending = Sending(**{f: getattr(world.sending, f) for f in Sending.__struct_fields__} | {"max_attempts": 1})
+    world.sending = changed(world.sending, max_attempts=1)
     assert world.limit_s() == 0.0
 
 
@@ -126,9 +126,7 @@ def test_it_can_be_switched_off() -> None:
 
 def test_counting_tokens_is_no_sample() -> None:
     world = World(stream=False)
-    call = world.call()
-    fields = {name: getattr(call, name) for name in Call.__struct_fields__}
-    world.end(0.01, call=Call(**fields | {"endpoint": BY_PATH["/tokenize"]}))
+    world.end(0.01, call=changed(world.call(), endpoint=BY_PATH["/tokenize"]))
     assert world.rows() == []
 
 

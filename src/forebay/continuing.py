@@ -10,7 +10,7 @@ from forebay.domain import FailureKind, Outcome
 from forebay.ports import Lease, Record, Reply, Retries
 from forebay.routing import attempts
 from forebay.routing.pool import Fleet
-from forebay.traffic import Call, Verdict
+from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.continuation.edits import closing
 from forebay.upstream.continuation.reasons import Reason
 from forebay.upstream.continuation.shapes import shape_of
@@ -59,7 +59,7 @@ class Continuer:
             return sending
         thread = Thread(sending.plan, call.endpoint.shape)
         self._threads[thread] = len(sending.body)
-        return replace(sending, thread=thread)
+        return changed(sending, thread=thread)
 
     def leave(self, sending: Sending) -> None:
         """Forget an answer that has ended."""
@@ -100,7 +100,7 @@ class Continuer:
             if isinstance(leg, Finish):
                 return _end(leg, thread, call, sending, reply, record)
             turns = self._turns.setdefault(sending.pool, _Turns())
-            longer = replace(call, prompt_tokens=call.prompt_tokens + thread.told.tokens)
+            longer = changed(call, prompt_tokens=call.prompt_tokens + thread.told.tokens)
             try:
                 await self._turn(turns, thread, longer.prompt_tokens, sending, reply)
                 lease = await self._berth(longer, sending, dead, reply)
@@ -109,7 +109,7 @@ class Continuer:
                 thread.on_joined = _Joined(turns, thread, lease)
                 record.continued += 1
                 self.moved[sending.pool] = self.moved.get(sending.pool, 0) + 1
-                verdict, failure = await attempt(call, replace(sending, body=leg.body), lease, reply, record)
+                verdict, failure = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
             finally:
                 turns.leave(thread)
             if failure is not None and not thread.at_seam:
@@ -130,7 +130,7 @@ class Continuer:
         """Count an answer that cannot go on, and say why; what an engine said of a leg's request is left out."""
         self.lost[reason] += 1
         message = f"{verdict.message or 'the engine failed'}; the answer could not go on elsewhere: {reason}"
-        return replace(verdict, answer=None, message=message)
+        return changed(verdict, answer=None, message=message)
 
     def _why_not(self, call: Call, sending: Sending) -> Reason:
         """Say why the answer to a request is not followed."""

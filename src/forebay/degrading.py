@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from forebay.actions import Actions
 from forebay.clock import Clock
@@ -23,7 +22,7 @@ from forebay.routing import attempts
 from forebay.routing.ejection import Action
 from forebay.routing.pool import Fleet
 from forebay.timing import ran_out
-from forebay.traffic import Call, Verdict
+from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.deadlines import Sending
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class Degrading:
         record.degraded(STEP)
         record.answered_by(model.name)
         # What it takes there teaches nothing about the model that it was estimated for.
-        return replace(call, model=model.name, work=replace(call.work, features=(), kin=()))
+        return changed(call, model=model.name, work=changed(call.work, features=(), kin=()))
 
     def ended(self, call: Call, sending: Sending, lease: Lease, verdict: Verdict, failure: FailureKind | None) -> None:
         """Count a try that has ended.

@@ -92,8 +92,7 @@ class Dispatcher:
             try:
                 verdict, tried = await self._on_pool(call, name, sending, tried, (lease, reply, record))
             finally:
-                if sending.thread is not None:
-                    self._continuer.leave(sending)
+                self._continuer.leave(sending)
             if verdict is not None:
                 if not attempts.may_fall_back(verdict):
                     return Ended(verdict, name)

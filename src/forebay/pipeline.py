@@ -94,8 +94,7 @@ class Pipeline:
         try:
             tenant = identify(request, policy)
             asked = read_small(request.body, endpoint, policy.limits.json_depth)
-            if asked is None:
-                asked = await cleaning.read(request, endpoint, policy)
+            asked = asked or await cleaning.read(request, endpoint, policy)
             call = self._understanding.call(request, endpoint, asked, tenant, policy, call_id)
             if call.doubtful:
                 call = await self._understanding.exact(call, request, asked, policy)

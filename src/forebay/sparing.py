@@ -7,8 +7,6 @@ asks for its permit.
 
 import math
 
-from msgspec.structs import replace
-
 from forebay.admission.basin import Basin
 from forebay.clock import Clock
 from forebay.degrade import steps
@@ -21,7 +19,7 @@ from forebay.ports import Reply
 from forebay.recording.record import CallRecord
 from forebay.routing.headroom import leaves_room, starts
 from forebay.routing.pool import Fleet
-from forebay.traffic import Call
+from forebay.traffic import Call, changed
 from forebay.wire.members import read_members
 from forebay.wire.splice import edit
 
@@ -100,8 +98,8 @@ class Sparing:
             return call
         other = policy.models.get(terms.fallback)
         if other is not None and self._may_move(call, asked, other, policy):
-            work = replace(call.work, features=(), kin=())
-            return replace(call, model=other.name, moved=True, work=work)
+            work = changed(call.work, features=(), kin=())
+            return changed(call, model=other.name, moved=True, work=work)
         if not at_home:
             self._turn_away_late(call, model)
         return call
@@ -186,14 +184,14 @@ def _cut(call: Call, asked: Asked, cut: steps.Cut) -> tuple[Call, Asked]:
     members = read_members(edit(asked.members, {"messages": cut.messages}))
     prompt_tokens = max(1, math.ceil(call.prompt_tokens * cut.kept_ratio))
     # What it takes teaches nothing about prompts as clients send them.
-    work = replace(call.work, prompt_tokens=prompt_tokens, features=(), kin=(), blocks=())
-    return replace(call, prompt_tokens=prompt_tokens, work=work, notice=cut.notice), replace(asked, members=members)
+    work = changed(call.work, prompt_tokens=prompt_tokens, features=(), kin=(), blocks=())
+    return changed(call, prompt_tokens=prompt_tokens, work=work, notice=cut.notice), changed(asked, members=members)
 
 
 def _capped(call: Call, cap_tokens: int) -> Call:
     """Bound the answer; one that was cut short teaches nothing about how long answers are."""
     output_tokens = min(call.output_tokens, cap_tokens)
     likely_tokens = min(call.work.likely_output_tokens, cap_tokens)
-    work = replace(call.work, output_tokens=output_tokens, likely_output_tokens=likely_tokens, kin=())
+    work = changed(call.work, output_tokens=output_tokens, likely_output_tokens=likely_tokens, kin=())
     bound_tokens = min(call.bound_tokens, cap_tokens)
-    return replace(call, max_tokens=cap_tokens, output_tokens=output_tokens, bound_tokens=bound_tokens, work=work)
+    return changed(call, max_tokens=cap_tokens, output_tokens=output_tokens, bound_tokens=bound_tokens, work=work)

@@ -5,13 +5,11 @@ take a second one; the second one has the deadlines of the configuration. So a c
 more, and what it really takes is learned from its second.
 """
 
-from msgspec.structs import replace
-
 from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome
 from forebay.ports import Lease
 from forebay.routing.pool import Fleet
-from forebay.traffic import Call, Verdict
+from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.learned import End, LearnedTimeouts
 
@@ -42,7 +40,7 @@ class Timing:
         rotation = self._fleet.rotations.get(sending.pool)
         if rotation is None or rotation.takers < 2:
             return sending
-        return replace(sending, learned_s=limit_s)
+        return changed(sending, learned_s=limit_s)
 
     def ended(self, call: Call, sending: Sending, lease: Lease, verdict: Verdict, failure: FailureKind | None) -> None:
         """Learn from a try that has ended.

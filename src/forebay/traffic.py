@@ -1,4 +1,10 @@
-"""The values that travel along the request path: what came, what it means, what an engine said."""
+"""The values that travel along the request path: what came, what it means, what an engine said.
+
+They are plain classes whose attributes are final: several are made for each request and read a hundred times, and
+compiled code reads an attribute of its own classes in a tenth of the time that a struct's takes.
+"""
+
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -9,7 +15,7 @@ Header = tuple[bytes, bytes]
 """Name in lower case, and value."""
 
 
-class Request(Struct, frozen=True):
+class Request:
     """One request as it arrived.
 
     Attributes:
@@ -21,17 +27,23 @@ class Request(Struct, frozen=True):
         received_s: monotonic seconds at the last byte of the request.
     """
 
-    method: bytes
-    path: bytes
-    query: bytes
-    headers: dict[bytes, bytes]
-    repeated: frozenset[bytes]
-    body: bytes
-    peer: str
-    received_s: float
+    __slots__ = ("body", "headers", "method", "path", "peer", "query", "received_s", "repeated")
+
+    def __init__(  # noqa: PLR0913 - its attributes
+        self, method: bytes, path: bytes, query: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes],
+        body: bytes, peer: str, received_s: float,
+    ) -> None:  # fmt: skip
+        self.method: Final = method
+        self.path: Final = path
+        self.query: Final = query
+        self.headers: Final = headers
+        self.repeated: Final = repeated
+        self.body: Final = body
+        self.peer: Final = peer
+        self.received_s: Final = received_s
 
 
-class Prompt(Struct, frozen=True):
+class Prompt:
     """What a model is to read, taken out of a body.
 
     Attributes:
@@ -43,15 +55,21 @@ class Prompt(Struct, frozen=True):
         tools_bytes: JSON text of tools and of a response schema.
     """
 
-    text: bytes = b""
-    text_bytes: int = 0
-    messages: int = 1
-    images: int = 0
-    audio_bytes: int = 0
-    tools_bytes: int = 0
+    __slots__ = ("audio_bytes", "images", "messages", "text", "text_bytes", "tools_bytes")
+
+    def __init__(
+        self, text: bytes = b"", text_bytes: int = 0, messages: int = 1, images: int = 0, audio_bytes: int = 0,
+        tools_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self.text: Final = text
+        self.text_bytes: Final = text_bytes
+        self.messages: Final = messages
+        self.images: Final = images
+        self.audio_bytes: Final = audio_bytes
+        self.tools_bytes: Final = tools_bytes
 
 
-class Work(Struct, frozen=True):
+class Work:
     """How much a call is, before it is sent, and what the estimate was made of.
 
     Attributes:
@@ -64,16 +82,26 @@ class Work(Struct, frozen=True):
         blocks: hashes of the prompt's leading blocks, each over all before it.
     """
 
-    prompt_tokens: int
-    output_tokens: int
-    likely_output_tokens: int
-    model: str = ""
-    features: tuple[float, ...] = ()
-    kin: tuple[tuple[object, ...], ...] = ()
-    blocks: tuple[int, ...] = ()
+    __slots__ = ("blocks", "features", "kin", "likely_output_tokens", "model", "output_tokens", "prompt_tokens")
+
+    def __init__(  # noqa: PLR0913 - its attributes
+        self, prompt_tokens: int, output_tokens: int, likely_output_tokens: int, model: str = "",
+        features: tuple[float, ...] = (), kin: tuple[tuple[object, ...], ...] = (), blocks: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.prompt_tokens: Final = prompt_tokens
+        self.output_tokens: Final = output_tokens
+        self.likely_output_tokens: Final = likely_output_tokens
+        self.model: Final = model
+        self.features: Final = features
+        self.kin: Final = kin
+        self.blocks: Final = blocks
 
 
-class Call(Struct, frozen=True):
+NO_WORK: Final = Work(1, 1, 1)
+"""Of a call that nobody has estimated."""
+
+
+class Call:
     """One request that has been understood.
 
     Attributes:
@@ -95,28 +123,41 @@ class Call(Struct, frozen=True):
         moved: it is served by another model because its own pool is full, and goes nowhere else from there.
     """
 
-    call_id: str
-    endpoint: Endpoint
-    model: str
-    stream: bool
-    wants_usage: bool
-    tenant: Tenant
-    prompt_tokens: int
-    output_tokens: int
-    headers: tuple[Header, ...]
-    received_s: float
-    deadline_s: float
-    value: Value = "medium"
-    work: Work = Work(1, 1, 1)
-    money: float = 0.0
-    max_tokens: int | None = None
-    bound_tokens: int = 0
-    template: str = ""
-    retries: int = 0
-    rule: str = ""
-    doubtful: bool = False
-    notice: str = ""
-    moved: bool = False
+    __slots__ = (
+        "bound_tokens", "call_id", "deadline_s", "doubtful", "endpoint", "headers", "max_tokens", "model", "money",
+        "moved", "notice", "output_tokens", "prompt_tokens", "received_s", "retries", "rule", "stream", "template",
+        "tenant", "value", "wants_usage", "work",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - its attributes
+        self, call_id: str, endpoint: Endpoint, model: str, stream: bool, wants_usage: bool, tenant: Tenant,
+        prompt_tokens: int, output_tokens: int, headers: tuple[Header, ...], received_s: float, deadline_s: float,
+        value: Value = "medium", work: Work = NO_WORK, money: float = 0.0, max_tokens: int | None = None,
+        bound_tokens: int = 0, template: str = "", retries: int = 0, rule: str = "", doubtful: bool = False,
+        notice: str = "", moved: bool = False,
+    ) -> None:  # fmt: skip
+        self.call_id: Final = call_id
+        self.endpoint: Final = endpoint
+        self.model: Final = model
+        self.stream: Final = stream
+        self.wants_usage: Final = wants_usage
+        self.tenant: Final = tenant
+        self.prompt_tokens: Final = prompt_tokens
+        self.output_tokens: Final = output_tokens
+        self.headers: Final = headers
+        self.received_s: Final = received_s
+        self.deadline_s: Final = deadline_s
+        self.value: Final = value
+        self.work: Final = work
+        self.money: Final = money
+        self.max_tokens: Final = max_tokens
+        self.bound_tokens: Final = bound_tokens
+        self.template: Final = template
+        self.retries: Final = retries
+        self.rule: Final = rule
+        self.doubtful: Final = doubtful
+        self.notice: Final = notice
+        self.moved: Final = moved
 
 
 class Answer(Struct, frozen=True):
@@ -127,7 +168,7 @@ class Answer(Struct, frozen=True):
     body: bytes
 
 
-class Verdict(Struct, frozen=True):
+class Verdict:
     """How one try ended.
 
     Attributes:
@@ -141,11 +182,27 @@ class Verdict(Struct, frozen=True):
         missing_done: the stream was complete but for its sentinel.
     """
 
-    committed: bool
-    outcome: Outcome
-    failure: FailureKind | None = None
-    status: int = 0
-    answer: Answer | None = None
-    retry_after_s: float | None = None
-    message: str = ""
-    missing_done: bool = False
+    __slots__ = ("answer", "committed", "failure", "message", "missing_done", "outcome", "retry_after_s", "status")
+
+    def __init__(  # noqa: PLR0913 - its attributes
+        self, committed: bool, outcome: Outcome, failure: FailureKind | None = None, status: int = 0,
+        answer: Answer | None = None, retry_after_s: float | None = None, message: str = "",
+        missing_done: bool = False,
+    ) -> None:  # fmt: skip
+        self.committed: Final = committed
+        self.outcome: Final = outcome
+        self.failure: Final = failure
+        self.status: Final = status
+        self.answer: Final = answer
+        self.retry_after_s: Final = retry_after_s
+        self.message: Final = message
+        self.missing_done: Final = missing_done
+
+
+_Value = TypeVar("_Value")
+
+
+def changed(value: _Value, /, **changes: Any) -> _Value:
+    """Return a copy of such a value with other values of some attributes, for the few calls that need one."""
+    names: tuple[str, ...] = type(value).__slots__  # type: ignore[attr-defined]
+    return type(value)(**{name: changes[name] if name in changes else getattr(value, name) for name in names})

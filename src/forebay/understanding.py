@@ -2,8 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 
-from msgspec.structs import replace
-
 from forebay.admission.outputs import MAX_OUTPUT_TOKENS
 from forebay.admission.pointers import Body
 from forebay.admission.rules import UNDECIDED, Decision, RuleFacts, RuleSet, retries_of
@@ -16,7 +14,7 @@ from forebay.edge.prompt import choices, prompt_of
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Model, Policy
-from forebay.traffic import Call, Prompt, Request, Work
+from forebay.traffic import Call, Prompt, Request, Work, changed
 from forebay.wire.endpoints import Endpoint
 
 # What engines may see of a client's headers: a closed list, so that no credential, no cookie and no header
@@ -111,7 +109,7 @@ class Understanding:
         Raises:
             Refused: as `call`.
         """
-        counted = replace(asked, counted=await self._count(doubtful, asked, policy) or 0)
+        counted = changed(asked, counted=await self._count(doubtful, asked, policy) or 0)
         return self.call(request, doubtful.endpoint, counted, doubtful.tenant, policy, doubtful.call_id)
 
     def learn(self, call: Call, model: Model, used: Usage, *, complete: bool) -> Spend:

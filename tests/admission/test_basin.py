@@ -4,14 +4,13 @@ from random import Random
 
 import pytest
 from admission.before_gate import KNOWN, LATENCY, LONG_TOKENS, START_S, Site, at_rest, call, pool, tenants
-from msgspec.structs import replace
 
 from forebay.admission.gate import LocalPermit
 from forebay.admission.queue import Waiting
 from forebay.domain import VALUES, FailureKind, Spend
 from forebay.errors import Refused
 from forebay.policy import BreakerPolicy, Capacity
-from forebay.traffic import Work
+from forebay.traffic import Work, changed
 
 # order on engines
 
@@ -87,7 +86,7 @@ def test_long_prompts_leave_a_slot_to_short_ones() -> None:
 def test_a_long_prompt_that_is_cached_is_short() -> None:
     site = Site(pool(room=None))
     blocks = tuple(range(16))
-    cached = replace(call("c", LONG_TOKENS), work=Work(LONG_TOKENS, 0, 0, blocks=blocks))
+    cached = changed(call("c", LONG_TOKENS), work=Work(LONG_TOKENS, 0, 0, blocks=blocks))
     assert site.fleet.is_long("main", cached)
     site.offer(cached)
     site.run(10.0)

@@ -2,11 +2,11 @@
 
 import json
 
-from msgspec.structs import replace
 from notation import DONE, STOP, USAGE, D
 from upstream.engine_side import HEAD, FakeRecord, FakeReply, Line, Promise, call_of, sending_of
 
 from forebay.domain import FailureKind, Outcome
+from forebay.traffic import changed
 from forebay.upstream.continuation.shapes import Plan
 from forebay.upstream.continuation.thread import Thread
 from forebay.upstream.relay import Relay
@@ -21,7 +21,7 @@ class Leg:
     def __init__(self, reply: FakeReply, thread: Thread) -> None:
         self.line = Line()
         self.reply, self.promise = reply, Promise()
-        sending = replace(sending_of(), body=BODY, thread=thread, plan=PLAN)
+        sending = changed(sending_of(), body=BODY, thread=thread, plan=PLAN)
         self.relay = Relay(call_of(), sending, reply, FakeRecord(), self.line.clock)  # type: ignore[arg-type]
         self.relay.verdict = self.promise  # type: ignore[assignment]
         self.relay.begin(self.line.connection, b"request")

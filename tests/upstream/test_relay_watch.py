@@ -2,12 +2,12 @@
 
 import json
 
-import msgspec
 import pytest
 from notation import DONE, STOP, USAGE, D, completion, part
 from upstream.engine_side import HEAD, Try, call_of
 
 from forebay.domain import Outcome
+from forebay.traffic import changed
 from forebay.wire.endpoints import ENDPOINTS
 
 ROLE = part({"role": "assistant", "content": ""})
@@ -69,7 +69,7 @@ def test_a_try_that_sent_nothing_flags_nothing() -> None:
     ("path", "content", "flags"), [("chat", "", ("empty",)), ("chat", "Hi.", ()), ("embeddings", "", ())]
 )
 def test_a_whole_answer_is_judged_where_it_is_one(path: str, content: str, flags: tuple[str, ...]) -> None:
-    call = msgspec.structs.replace(call_of(stream=False), endpoint=next(e for e in ENDPOINTS if e.name == path))
+    call = changed(call_of(stream=False), endpoint=next(e for e in ENDPOINTS if e.name == path))
     made = Try(call=call)
     body = json.dumps(completion(text=content)).encode()
     made.feed(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from notation import DONE, FIN, HANG, RST, STOP, D, Wait, chunk, raw, reply, stream
 from scripted import ScriptedEngine
 from upstream.engine_side import HEAD, LAST, FakeRecord, FakeReply, call_of, sending_of
@@ -13,7 +12,7 @@ from upstream.engine_side import HEAD, LAST, FakeRecord, FakeReply, call_of, sen
 from forebay.clock import SystemClock
 from forebay.domain import FailureKind, Outcome, Replica
 from forebay.policy import Timeouts
-from forebay.traffic import Call, Verdict
+from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.connection import SLICE_BYTES
 from forebay.upstream.send import Upstream
 
@@ -35,9 +34,9 @@ class Caller:
     async def ask(self, replica: Replica, call: Call | None = None, **terms: Any) -> Verdict:
         call = call or call_of()
         now_s = SystemClock().now_s()
-        call = replace(call, received_s=now_s, deadline_s=now_s + 30)
+        call = changed(call, received_s=now_s, deadline_s=now_s + 30)
         self.replies.append(FakeReply())
-        sending = replace(
+        sending = changed(
             sending_of(**terms), body=b'{"model":"m","stream":%b}' % (b"true" if call.stream else b"false")
         )
         attempt = self.upstream.attempt(call, replica, sending, self.replies[-1], FakeRecord())
@@ -127,9 +126,9 @@ def test_bodies_of_any_size(engine: Callable[..., ScriptedEngine], size: int) ->
     assert len(body) == size
 
     async def test(caller: Caller) -> None:
-        sending = replace(sending_of(), body=body)
+        sending = changed(sending_of(), body=body)
         now_s = SystemClock().now_s()
-        call = replace(call_of(stream=False), deadline_s=now_s + 30)
+        call = changed(call_of(stream=False), deadline_s=now_s + 30)
         verdict = await caller.upstream.attempt(call, replica_of(made), sending, FakeReply(), FakeRecord())
         assert verdict.outcome is Outcome.OK
 

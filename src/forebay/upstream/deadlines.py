@@ -1,6 +1,6 @@
 """What is due in a try: a pure decision from times and terms."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ MESSAGES = {
 }
 
 
-class Sending(Struct, frozen=True):
+class Sending:
     """What all tries of a call on one model have in common.
 
     Attributes:
@@ -35,18 +35,28 @@ class Sending(Struct, frozen=True):
         thread: follows the answer so that it can; None where it is not followed.
     """
 
-    pool: str
-    body: bytes
-    timeouts: Timeouts
-    stream: Stream
-    max_answer_bytes: int
-    rewriter: Rewriter
-    sends_done: bool
-    choices: int = 1
-    max_attempts: int = 3
-    plan: Plan | None = None
-    thread: Thread | None = None
-    learned_s: float = 0.0
+    __slots__ = (
+        "body", "choices", "learned_s", "max_answer_bytes", "max_attempts", "plan", "pool", "rewriter", "sends_done",
+        "stream", "thread", "timeouts",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - its attributes
+        self, pool: str, body: bytes, timeouts: Timeouts, stream: Stream, max_answer_bytes: int, rewriter: Rewriter,
+        sends_done: bool, choices: int = 1, max_attempts: int = 3, plan: Plan | None = None,
+        thread: Thread | None = None, learned_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.pool: Final = pool
+        self.body: Final = body
+        self.timeouts: Final = timeouts
+        self.stream: Final = stream
+        self.max_answer_bytes: Final = max_answer_bytes
+        self.rewriter: Final = rewriter
+        self.sends_done: Final = sends_done
+        self.choices: Final = choices
+        self.max_attempts: Final = max_attempts
+        self.plan: Final = plan
+        self.thread: Final = thread
+        self.learned_s: Final = learned_s
 
 
 class Times(Struct, frozen=True):
