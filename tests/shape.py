@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "handover": GROUND,
     "retrying": GROUND | {"routing"},
     # Both sides of the gate's connection: the real limits, queue and replicas on one, their copy on the other.
-    "crossing": GROUND | {"admission", "routing", "engines.contract"},
+    "crossing": GROUND | {"admission", "routing", "engines.contract", "recording.sheet"},
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
     | {"actions", "continuing", "cost", "laddering", "lessons"},
@@ -78,9 +78,24 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
     "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},
+    "worker": GROUND | {"app", "crossing", "single"},
+    "gatekeeper": GROUND | {"app", "crossing", "handover", "ledger", "single"},
+    "crew": GROUND | {"app", "config", "crossing", "gatekeeper", "handover", "worker"},
+    "supervising": GROUND | {"config", "handover", "processes"},
     # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND
-    | {"config", "app", "single", "handover", "processes", "startup", "console.token", "engines", "admission"}
+    | {
+        "config",
+        "app",
+        "single",
+        "supervising",
+        "handover",
+        "processes",
+        "startup",
+        "console.token",
+        "engines",
+        "admission",
+    }
     | {"recording", "plan", "release", "upstream"},
 }
 

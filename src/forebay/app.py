@@ -70,7 +70,10 @@ class DataPlane:
         far: the gate, when it is in another process; limits, queue and places are asked of it alone.
 
     Attributes:
+        siblings: reports on child processes of the supervisor, where there is one.
         ready: it takes calls.
+        others_lag_s: the same of other workers, where there are some.
+        lag_s: how late the loop's latest tick was.
         beats: called ten times a second.
         run_id: what the ids of its calls begin with.
     """
@@ -89,10 +92,12 @@ class DataPlane:
         self.settings = settings
         self.data_dir = data_dir
         self.children: list[Child] = []
+        self.siblings: list[dict[str, Any]] = []
         self.ready = False
+        self.others_lag_s: Callable[[], float] = lambda: 0.0
         self.beats: list[Callable[[], None]] = []
         self._started_s = clock.now_s()
-        self._lag_s = 0.0
+        self.lag_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.policy = PolicyHolder(settings.policy)
         self.metrics = Metrics(clock)
@@ -136,14 +141,14 @@ class DataPlane:
         if far is None:
             self.beats.append(self.laddering.tick)
         insight = Insight(self._live, self.is_ready, self._serving, self.metrics.render, self.status)
-        local = LocalAnswers(insight, identify)
+        self.local = local = LocalAnswers(insight, identify)
         pipeline = Pipeline(self.policy, self.understanding, placing, dispatcher, self.recorder, local)
         self.run_id = pipeline.run_id
         self.edge = EdgeServer(self.loop, self.clock, pipeline.handle)
 
     def _watch(self) -> None:
         gauges = Gauges(self.fleet, self.upstream, self.clock)
-        gauges.watch(self.metrics, self.gate, lambda: self._lag_s)
+        gauges.watch(self.metrics, self.gate, lambda: self.lag_s)
         gauges.watch_work(self.metrics, self.budgets, self.continuer, self.understanding)
         gauges.watch_automata(self.metrics, self.lessons, self.laddering)
         gauges.watch_joining(self.metrics, self.joining)
@@ -171,7 +176,7 @@ class DataPlane:
         while True:
             await asyncio.sleep(max(0.0, due_s - self.clock.now_s()))
             now_s = self.clock.now_s()
-            self._lag_s = max(0.0, now_s - due_s)
+            self.lag_s = max(0.0, now_s - due_s)
             due_s = max(due_s + TICK_S, now_s)
             self.upstream.tick()
             self.fleet.tick()
@@ -239,9 +244,9 @@ class DataPlane:
                 "failed": self.counter.failed,
                 "skipped": self.counter.skipped,
             },
-            "children": [msgspec.to_builtins(child.report()) for child in self.children],
+            "children": [*(msgspec.to_builtins(child.report()) for child in self.children), *self.siblings],
             "joining": self.joining.shown(),
-            "loop_lag_ms": round(self._lag_s * 1000, 2),
+            "loop_lag_ms": round(self.lag_s * 1000, 2),
         }
         return status.describe(parts, self._serving(), own)
 
@@ -254,7 +259,7 @@ class DataPlane:
             "live": True,
             "store": "off" if self.sharing is None else self.sharing.state,
             "version": __version__,
-            "loop_lag_ms": round(self._lag_s * 1000, 2),
+            "loop_lag_ms": round(max(self.lag_s, self.others_lag_s()) * 1000, 2),
             "policy_hash": self.policy.current.hash,
         }
 

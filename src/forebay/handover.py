@@ -197,6 +197,10 @@ class Taken:
         self.hello = hello
         self.sockets = sockets
 
+    def fileno(self) -> int:
+        """Return the descriptor of the link, for a child process that goes on with it."""
+        return self._link.fileno()
+
     def listening_on(self, address: str) -> list[socket.socket]:
         """Return the sockets that listen on an address; the configuration may have another one by now."""
         return self.sockets if self.hello.listen == address else []
@@ -236,6 +240,18 @@ class Taken:
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+def running(data_dir: Path) -> Taken | None:
+    """Return what `take_over` does, and warn when there is nothing to be taken over.
+
+    Raises:
+        HandOverError: as `take_over`.
+    """
+    taken = take_over(data_dir)
+    if taken is None:
+        log.warning("no process runs on %s that could be taken over; this is a plain start", data_dir)
+    return taken
 
 
 def take_over(data_dir: Path) -> Taken | None:

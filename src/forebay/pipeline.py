@@ -76,8 +76,7 @@ class Pipeline:
             return None
         if route.endpoint is not None:
             return self.serve(request, reply, route.endpoint, policy)
-        self._local.answer(route, request, reply, policy)
-        return None
+        return self._local.answer(route, request, reply, policy)
 
     async def serve(  # noqa: PLR0915 - the path, step by step, in one place
         self, request: Request, own: Reply, endpoint: Endpoint, policy: Policy

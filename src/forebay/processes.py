@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from typing import cast
 
 from msgspec import Struct
 
@@ -164,9 +165,10 @@ class Child:
         on_line: gets every line that the child prints on either output; called in the loop's thread, must not
             raise and must not block.
         backoff: when it is started again.
+        pass_fds: descriptors that it gets, under the same numbers.
     """
 
-    def __init__(  # noqa: PLR0913 - three of them are options with a safe default
+    def __init__(  # noqa: PLR0913 - four of them are options with a safe default
         self,
         name: str,
         command: Sequence[str],
@@ -176,6 +178,7 @@ class Child:
         nice: int = 0,
         on_line: Callable[[str], None] = lambda line: None,
         backoff: Backoff = DEFAULT_BACKOFF,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._command = tuple(command)
@@ -184,6 +187,8 @@ class Child:
         self._nice = nice
         self._on_line = on_line
         self._backoff = backoff
+        self._pass_fds = tuple(pass_fds)
+        self._input: asyncio.WriteTransport | None = None
         self._state = ChildState.STOPPED
         self._pid: int | None = None
         self._restarts = 0
@@ -205,18 +210,30 @@ class Child:
         self._state = ChildState.STARTING
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"child {self.name}")
 
-    async def stop(self, grace_s: float) -> None:
+    def launch_with(self, command: Sequence[str], pass_fds: Sequence[int]) -> None:
+        """Change the command and the descriptors for the next start."""
+        self._command = tuple(command)
+        self._pass_fds = tuple(pass_fds)
+
+    def tell(self, line: bytes) -> None:
+        """Write to the child's standard input; not when it is away, or has not read what it was told."""
+        pipe = self._input
+        if pipe is not None and not pipe.is_closing() and not pipe.get_write_buffer_size():
+            pipe.write(line)
+
+    async def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask the child to end, kill its group when it does not, and end the supervision.
 
         Args:
-            grace_s: seconds between SIGTERM and SIGKILL.
+            grace_s: seconds between the signal and SIGKILL.
+            number: the signal that asks.
         """
         task = self._task
         if task is None:
             return
         self._stopping.set()
         try:
-            self._signal(signal.SIGTERM)
+            self._signal(number)
             await asyncio.wait({task}, timeout=grace_s)
             if not task.done():
                 self._signal(signal.SIGKILL)
@@ -273,10 +290,12 @@ class Child:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 env=self._env,
+                pass_fds=self._pass_fds,
             )
         except OSError as error:
             return f"cannot start: {error.strerror or type(error).__name__}"
         self._pid = transport.get_pid()
+        self._input = cast("asyncio.WriteTransport | None", transport.get_pipe_transport(0))
         try:
             self._state = ChildState.RUNNING
             self._lower_priority(self._pid)
@@ -285,7 +304,7 @@ class Child:
             await run.exited
         finally:
             self._signal(signal.SIGKILL)  # whatever the child has left behind in its group
-            self._pid = None
+            self._pid = self._input = None
             await asyncio.wait({run.silent}, timeout=DRAIN_S)
             transport.close()
         return _exit_text(transport.get_returncode())

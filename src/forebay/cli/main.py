@@ -12,6 +12,7 @@ from forebay.cli.key import run_key_new
 from forebay.cli.plan import Calibrating, Comparison, run_plan_calibrate, run_plan_compare
 from forebay.cli.prove import Wish, run_prove
 from forebay.cli.rules import run_rules_test
+from forebay.cli.serve import Wish as Serving
 from forebay.cli.serve import run_serve
 from forebay.cli.sim import run_sim
 from forebay.cli.tokens import read_input, run_tokens
@@ -52,12 +53,15 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT of the data plane [127.0.0.1:7080].")] = None,
     admin: Annotated[str | None, typer.Option(help="HOST:PORT of the control plane [127.0.0.1:7081].")] = None,
     data_dir: Annotated[Path, typer.Option(help="Journal, policy documents, admin token.")] = Path("forebay-data"),
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes that serve clients; goes before the file's [1].")
+    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace the process that runs on the data folder; no call is lost.")
     ] = False,
 ) -> None:
     """Serve the configured engines, or those found here, or a small embedded one."""
-    raise typer.Exit(run_serve(config, _address(listen), _address(admin), data_dir, replaces=take_over))
+    raise typer.Exit(run_serve(Serving(config, _address(listen), _address(admin), data_dir, workers, take_over)))
 
 
 @app.command()

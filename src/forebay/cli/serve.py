@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 import sys
@@ -10,91 +9,99 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvloop
+from msgspec import Struct
 
 from forebay.app import DataPlane
+from forebay.cli.greeting import cannot_listen, greeting, say
+from forebay.cli.several import serve_several
 from forebay.clock import SystemClock
 from forebay.config.load import Address, Settings, environment, load
-from forebay.console.token import admin_token
 from forebay.errors import ConfigError
-from forebay.handover import HandOverError, Taken, take_over
-from forebay.policy import Policy
+from forebay.handover import HandOverError, Taken, running
 from forebay.processes import Child
 from forebay.single import CONTROL_PLANE, Single
 from forebay.startup import Plan, control_command, plan_without_file
+from forebay.supervising import Order
 
 LISTEN = Address("127.0.0.1", 7080)
 ADMIN = Address("127.0.0.1", 7081)
 log = logging.getLogger("forebay")
 
 
-def run_serve(
-    config: Path | None, listen: Address | None, admin: Address | None, data_dir: Path, *, replaces: bool = False
-) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+class Wish(Struct, frozen=True):
+    """The options of the command.
 
-    Args:
+    Attributes:
         config: the file, if there is one.
         listen: of the data plane; goes before the file's.
         admin: of the control plane; goes before the file's.
         data_dir: the data folder.
+        workers: processes that serve clients; goes before the file's.
         replaces: take over from the process that runs on the data folder.
     """
+
+    config: Path | None
+    listen: Address | None
+    admin: Address | None
+    data_dir: Path
+    workers: int | None = None
+    replaces: bool = False
+
+
+def run_serve(wish: Wish) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     clock = SystemClock()
     settings: Settings | None = None
-    if config is not None:
+    if wish.config is not None:
         try:
-            settings = load(config, environment(), clock.wall_s(), listen=listen, admin=admin)
+            settings = load(wish.config, environment(), clock.wall_s(), listen=wish.listen, admin=wish.admin)
         except ConfigError as error:
             print("\n".join(error.faults), file=sys.stderr)
             return 2
+    elif (wish.workers or 1) > 1:
+        print("--workers: several processes need a configuration file; use -c", file=sys.stderr)
+        return 2
     _log_to_stderr(settings.log_level if settings is not None else "info")
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(clock, settings, config, (listen or LISTEN, admin or ADMIN), data_dir, replaces))
+        return runner.run(_serve(clock, settings, wish))
 
 
-async def _serve(
-    clock: SystemClock,
-    settings: Settings | None,
-    config: Path | None,
-    addresses: tuple[Address, Address],
-    data_dir: Path,
-    replaces: bool,
-) -> int:
+async def _serve(clock: SystemClock, settings: Settings | None, wish: Wish) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    try:
-        plan = Plan(settings, [], []) if settings else await plan_without_file(loop, clock, *addresses)
-    except ConfigError as error:
-        print("\n".join(error.faults), file=sys.stderr)
-        return 2
+    config, data_dir = wish.config, wish.data_dir
+    if settings is not None and config is not None:
+        workers = wish.workers or settings.workers
+        if workers > 1:
+            order = Order(config, data_dir, wish.listen, wish.admin, workers)
+            return await serve_several(clock, settings, order, stop, replaces=wish.replaces)
+        plan = Plan(settings, [], [])
+    else:
+        try:
+            plan = await plan_without_file(loop, clock, wish.listen or LISTEN, wish.admin or ADMIN)
+        except ConfigError as error:
+            print("\n".join(error.faults), file=sys.stderr)
+            return 2
     plane = DataPlane(loop, clock, plan.settings, data_dir, config)
     single = Single(plane, stop)
-    _say("".join(f"{note}\n" for note in plan.notes))
+    say("".join(f"{note}\n" for note in plan.notes))
     try:
-        taken = _taken(data_dir) if replaces else None
+        taken = running(data_dir) if wish.replaces else None
         port = await _begin(single, plane, plan, clock, taken, stop)
     except (OSError, HandOverError) as error:
-        print(error if isinstance(error, HandOverError) else _cannot_listen(plan, error), file=sys.stderr)
+        print(error if isinstance(error, HandOverError) else cannot_listen(plan.settings, error), file=sys.stderr)
         return 3
     await _start_control_plane(single, plan, config, data_dir, clock)
     if plan.embedded_command and taken is None:
         await plane.until_serving(next(iter(plan.settings.policy.models)), stop)
-    _say(_greeting(plan, Address(plan.settings.listen.host, port), data_dir))
+    say(greeting(plan.settings, port, data_dir))
     await stop.wait()
     log.info("draining: running calls are finished, new ones are refused")
     await single.stop()
     return 0
-
-
-def _taken(data_dir: Path) -> Taken | None:
-    """Take the sockets of the running process, if there is one."""
-    taken = take_over(data_dir)
-    if taken is None:
-        log.warning("no process runs on %s that could be taken over; this is a plain start", data_dir)
-    return taken
 
 
 async def _begin(
@@ -110,10 +117,6 @@ async def _begin(
     return port if taken is None else await single.listen(taken)
 
 
-def _cannot_listen(plan: Plan, error: OSError) -> str:
-    return f"cannot listen on {plan.settings.listen}: {error.strerror}; choose another with --listen"
-
-
 async def _start_control_plane(
     single: Single, plan: Plan, config: Path | None, data_dir: Path, clock: SystemClock
 ) -> None:
@@ -126,33 +129,6 @@ async def _start_control_plane(
 def _child(name: str, command: list[str], clock: SystemClock, nice: int = 0) -> Child:
     child_log = logging.getLogger(f"forebay.{name.replace(' ', '_')}")
     return Child(name, command, clock, nice=nice, on_line=child_log.info)
-
-
-def _greeting(plan: Plan, address: Address, data_dir: Path) -> str:
-    policy = plan.settings.policy
-    lines = [f"Forebay answers on http://{address}/v1 for: {', '.join(policy.models) or 'no model yet'}"]
-    if policy.models and not policy.tenants:
-        lines.append(_example(address, policy))
-    try:
-        lines.append(f"Control plane: http://{plan.settings.admin}/#token={admin_token(data_dir)}")
-    except OSError as error:
-        reason = f"{data_dir} cannot be written ({error.strerror}); choose another with --data-dir"
-        lines.append(f"No control plane: {reason}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _say(text: str) -> None:
-    """Print, unless nobody takes it: a full disk, or a reader that has left, is no reason not to serve."""
-    if sys.stdout is not None:
-        with suppress(OSError):
-            # Not with print: it would try again at the end, and fail the exit.
-            os.write(sys.stdout.fileno(), text.encode())
-
-
-def _example(address: Address, policy: Policy) -> str:
-    model = next(iter(policy.models))
-    body = f'{{"model":"{model}","max_tokens":60,"messages":[{{"role":"user","content":"Hello!"}}]}}'
-    return f"Try:  curl http://{address}/v1/chat/completions -d '{body}'"
 
 
 def _raise_descriptor_limit() -> None:

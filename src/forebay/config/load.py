@@ -60,6 +60,7 @@ class Settings(Struct, frozen=True):
         digest: SHA-256 of the bytes it was made from, 32 bytes.
         pinned: what went before the file.
         joint: how this node meets others.
+        workers: processes that serve clients.
     """
 
     listen: Address
@@ -69,6 +70,7 @@ class Settings(Struct, frozen=True):
     digest: bytes
     pinned: Pinned = Pinned()
     joint: Joint = Joint()
+    workers: int = 1
 
     def __repr__(self) -> str:
         """Show no part of the policy, which holds credentials."""
@@ -157,6 +159,7 @@ def parse_file(data: bytes, name: str, environ: Mapping[str, str], wall_s: float
         digest=digest,
         pinned=pinned,
         joint=joint,
+        workers=draft.settings.workers,
     )
 
 

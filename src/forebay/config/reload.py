@@ -185,12 +185,17 @@ class _ConfigFile:
         self.faults = ()
         self.warnings = tuple(
             f"{path}: {name}: is {new} in the file, {old} stays in use until a restart"
-            for name, old, new in (("listen", started.listen, offered.listen), ("admin", started.admin, offered.admin))
+            for name, old, new in (
+                ("listen", started.listen, offered.listen),
+                ("admin", started.admin, offered.admin),
+                ("workers", started.workers, offered.workers),
+            )
             if old != new
         )
         if offered.joint != started.joint:
             self.warnings += (f"{path}: node or store: has changed in the file; a change needs a restart",)
-        self.settings = replace(offered, listen=started.listen, admin=started.admin, joint=started.joint)
+        kept = {"listen": started.listen, "admin": started.admin, "joint": started.joint, "workers": started.workers}
+        self.settings = replace(offered, **kept)
 
 
 class _Held(Generic[Document]):

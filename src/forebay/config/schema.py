@@ -54,6 +54,7 @@ TenantKeyText = Annotated[str, AfterValidator(check_tenant_key)]
 ApiKeyText = Annotated[str, AfterValidator(check_api_key)]
 Origin = Annotated[str, AfterValidator(check_origin)]
 Network = Annotated[str, AfterValidator(check_network)]
+Workers = Annotated[int, Field(ge=1, le=64)]
 LargeCount = Annotated[int, Field(ge=1, le=MAX_LARGE_COUNT)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_S)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
@@ -371,6 +372,9 @@ class FileSettings(Section):
     listen: AddressText = setting("127.0.0.1:7080", "HOST:PORT", "Where clients call. A change needs a restart.")
     admin: AddressText = setting("127.0.0.1:7081", "HOST:PORT", "API and console. A change needs a restart.")
     node: NodeName = NODE
+    workers: Workers = setting(
+        1, "processes", "That serve clients, behind one gate; 1 is a single process. A change needs a restart."
+    )
     pools: dict[Name, PoolSettings] = setting({}, "", "By name; at least one.")
     models: dict[ModelName, ModelSettings] = setting({}, "", "By the name that clients use; at least one.")
     tenants: list[TenantSettings] = setting([], "", "Who may call; none means anybody, on loopback only.")

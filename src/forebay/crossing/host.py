@@ -27,16 +27,19 @@ from forebay.crossing.messages import (
     Joined,
     MayRetry,
     Move,
+    Page,
     Place,
     Release,
     Report,
     Roster,
+    Sheets,
     Turned,
     View,
     call_of,
     turned,
 )
 from forebay.crossing.mirror import standing_of
+from forebay.crossing.pages import Pages
 from forebay.domain import Spend
 from forebay.errors import Refused
 from forebay.policy import Policy
@@ -74,6 +77,7 @@ class GateHost:
 
     Attributes:
         guests: the connected workers.
+        pages: what they say of themselves.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: Room, workers: int) -> None:
@@ -89,6 +93,7 @@ class GateHost:
         self._numbers: dict[int, int] = {}
         self._ticks = 0
         self.guests: list[Guest] = []
+        self.pages = Pages(loop, lambda: list(self.guests), lambda: self._assembled)
         self._assembled = False
 
     def apply(self, policy: Policy) -> None:
@@ -109,6 +114,7 @@ class GateHost:
         """Serve no more."""
         if self._server is not None:
             self._server.close()
+        self.pages.close()
         for guest in list(self.guests):
             guest.cut()
 
@@ -125,6 +131,7 @@ class GateHost:
                 guest.send(view)
         for guest in self.guests:
             guest.pump()
+        self.pages.tick(self._ticks)
 
     def place_of(self, lease: Lease | None) -> Place | None:
         """Describe a lease by the latest roster."""
@@ -140,7 +147,8 @@ class GateHost:
     def _view(self) -> View:
         connections = [guest.connections for guest in self.guests if guest.number is not None]
         mean = sum(connections) / len(connections) if connections else 0.0
-        return View(tuple(map(standing_of, self._states)), mean)
+        lag_s = max((guest.lag_s for guest in self.guests), default=0.0)
+        return View(tuple(map(standing_of, self._states)), mean, lag_s)
 
     def _link(self) -> Link:
         guest = Guest(self, self._room)
@@ -154,6 +162,7 @@ class GateHost:
     def _left(self, guest: "Guest", link: Link) -> None:
         self.guests.remove(guest)
         guest.free()
+        self.pages.left(guest)
 
 
 class Guest:
@@ -163,6 +172,8 @@ class Guest:
         number: None until it has said which it is.
         pid: of its process; 0 until then.
         connections: of clients, as it said last.
+        serves: it takes clients.
+        lag_s: how late its loop is, as it said last.
     """
 
     def __init__(self, host: GateHost, room: Room) -> None:
@@ -177,6 +188,8 @@ class Guest:
         self.number: int | None = None
         self.pid = 0
         self.connections = 0
+        self.serves = False
+        self.lag_s = 0.0
 
     def send(self, message: Struct) -> None:
         """Send it something."""
@@ -209,7 +222,11 @@ class Guest:
             case Move() as move:
                 self._move(move)
             case Burden() as burden:
-                self.connections = burden.connections
+                self.connections, self.lag_s, self.serves = burden.connections, burden.lag_s, True
+            case Sheets() as sheets:
+                self._host.pages.came(self, sheets)
+            case Page() as page:
+                self._host.pages.asked(self, page)
             case Joined() as joined:
                 self._join(joined)
 

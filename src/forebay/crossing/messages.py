@@ -15,6 +15,7 @@ from forebay.traffic import Call, Work
 from forebay.wire.endpoints import ENDPOINTS
 
 FORMAT: Final = 1
+Kind = Literal["metrics", "status"]
 _ANY_ENDPOINT: Final = ENDPOINTS[0]
 
 
@@ -177,9 +178,34 @@ class Release(Struct, frozen=True, array_like=True, tag=9):
 
 
 class Burden(Struct, frozen=True, array_like=True, tag=10):
-    """How much a worker has to do: open connections of clients."""
+    """How much a worker has to do.
+
+    Attributes:
+        connections: of clients.
+        lag_s: how late its loop is.
+    """
 
     connections: int
+    lag_s: float
+
+
+class Page(Struct, frozen=True, array_like=True, tag=11):
+    """What do all processes say; answered with `PageIs`."""
+
+    id: int
+    kind: Kind
+
+
+class Sheets(Struct, frozen=True, array_like=True, tag=12):
+    """What one worker says: the answer to `Gather`.
+
+    Attributes:
+        data: a `recording.sheet.Sheet` in msgpack, or the status in JSON.
+    """
+
+    round: int
+    kind: Kind
+    data: bytes
 
 
 # from the gate
@@ -252,14 +278,30 @@ class View(Struct, frozen=True, array_like=True, tag=24):
     Attributes:
         standings: in the order of the latest `Roster`.
         mean_connections: of clients, over all workers.
+        lag_s: of the worker whose loop is the latest.
     """
 
     standings: tuple[Standing, ...]
     mean_connections: float
+    lag_s: float
 
 
-FromWorker = Joined | Ask | Move | Again | MayRetry | Gone | FirstToken | Report | Release | Burden
-FromGate = Granted | Turned | Allowed | Roster | View
+class Gather(Struct, frozen=True, array_like=True, tag=25):
+    """Say how you are."""
+
+    round: int
+    kind: Kind
+
+
+class PageIs(Struct, frozen=True, array_like=True, tag=26):
+    """What all processes say."""
+
+    id: int
+    body: bytes
+
+
+FromWorker = Joined | Ask | Move | Again | MayRetry | Gone | FirstToken | Report | Release | Burden | Page | Sheets
+FromGate = Granted | Turned | Allowed | Roster | View | Gather | PageIs
 
 encode = msgspec.msgpack.Encoder().encode
 from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -25,17 +25,22 @@ from forebay.crossing.messages import (
     Ask,
     FirstToken,
     FromGate,
+    Gather,
     Gone,
     Granted,
     HeldLease,
     HeldPermit,
     Joined,
+    Kind,
     MayRetry,
     Move,
+    Page,
+    PageIs,
     Place,
     Release,
     Report,
     Roster,
+    Sheets,
     Turned,
     View,
     need_of,
@@ -53,10 +58,12 @@ SILENT_S: Final = 3.0
 """A gate that says nothing for so long hangs; it speaks several times a second."""
 START_S: Final = 15.0
 """The same for one that is starting."""
+PAGE_S: Final = 1.0
+"""How long a page of all processes may take; then there is one of this process alone."""
 RECONNECT_S: Final = 0.05
 _RETRY_AFTER_S: Final = 2
 
-_Answer = tuple[Granted | Allowed, Replica | None]
+_Answer = tuple[Granted | Allowed | PageIs, Replica | None]
 
 
 class RemoteLease:
@@ -153,7 +160,7 @@ class _Waiting(Struct):
     """
 
     turn: "asyncio.Future[_Answer]"
-    message: Ask | Move | Again | MayRetry
+    message: Ask | Move | Again | MayRetry | Page
     since_s: float
 
 
@@ -169,7 +176,9 @@ class RemoteGate:
     Attributes:
         up: a gate answers.
         mean_connections: of clients, over all workers.
+        worst_lag_s: of the worker whose loop is the latest.
         on_view: called with each view of the gate and the replicas that it numbers.
+        on_gather: returns what this worker says of itself, as `messages.Sheets` has it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, path: Path, number: int) -> None:
@@ -187,8 +196,9 @@ class RemoteGate:
         self._heard_s = clock.now_s()
         self._down_s = clock.now_s()
         self.up = False
-        self.mean_connections = 0.0
+        self.mean_connections = self.worst_lag_s = 0.0
         self.on_view: Callable[[tuple[tuple[str, Replica], ...], View], None] = lambda roster, view: None
+        self.on_gather: Callable[[Kind], bytes] = lambda kind: b""
 
     def now_s(self) -> float:
         """Return monotonic seconds."""
@@ -209,6 +219,7 @@ class RemoteGate:
                 await asyncio.sleep(RECONNECT_S)
         finally:
             if self._link is not None:
+                self.up = False
                 self._link.cut()
 
     def tick(self) -> None:
@@ -271,6 +282,17 @@ class RemoteGate:
             return None
         return self._leased(answer, pool, call)
 
+    async def page(self, kind: Kind) -> bytes | None:
+        """Return what all processes say; None when there is no gate to ask within a second."""
+        try:
+            async with asyncio.timeout(PAGE_S):
+                while not self.up:  # noqa: ASYNC110 - bounded, and only while a gate is started again
+                    await asyncio.sleep(RECONNECT_S)
+                answer, _ = await self._ask(Page(next(self._ids), kind))
+        except (Refused, TimeoutError):
+            return None
+        return answer.body if isinstance(answer, PageIs) else None
+
     # what permits and leases tell
 
     def tell(self, message: Struct) -> None:
@@ -310,7 +332,7 @@ class RemoteGate:
     def _take(self, data: bytes) -> None:
         message: FromGate = messages.from_gate(data)
         self._heard_s = self._clock.now_s()
-        if isinstance(message, Granted | Allowed):
+        if isinstance(message, Granted | Allowed | PageIs):
             waiting = self._waiting.pop(message.id, None)
             if waiting is not None and not waiting.turn.done():
                 place = message.place if isinstance(message, Granted) else None
@@ -326,11 +348,14 @@ class RemoteGate:
             if not self.up:
                 self.up = True
                 log.info("the gate answers")
+        elif isinstance(message, Gather):
+            if self._link is not None:
+                self._link.send(Sheets(message.round, message.kind, self.on_gather(message.kind)))
         else:
-            self.mean_connections = message.mean_connections
+            self.mean_connections, self.worst_lag_s = message.mean_connections, message.lag_s
             self.on_view(self._roster, message)
 
-    async def _ask(self, message: Ask | Move | Again | MayRetry) -> _Answer:
+    async def _ask(self, message: Ask | Move | Again | MayRetry | Page) -> _Answer:
         turn: asyncio.Future[_Answer] = self._loop.create_future()
         self._waiting[message.id] = _Waiting(turn, message, self._clock.now_s())
         if self._link is not None:

@@ -1,7 +1,7 @@
 """What Forebay answers itself: health, metrics, models, preflights, and its status to the control plane."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +15,12 @@ from forebay.errors import Refused
 from forebay.policy import Policy
 from forebay.traffic import Header, Request
 
+Gathered = Callable[[Literal["metrics", "status"]], Awaitable[bytes | None]]
+"""Returns the body of `/metrics`, or of the status, over all processes; None when they cannot be asked."""
+
 _encode = msgspec.json.Encoder().encode
+# As Prometheus' text format is called; `recording.exposition` has it from its library.
+TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 _ALLOWED_METHODS = b"GET, POST, OPTIONS"
 
 
@@ -45,20 +50,37 @@ class _ModelCard(Struct):
 
 
 class LocalAnswers:
-    """Answers routes that no engine has a part in."""
+    """Answers routes that no engine has a part in.
+
+    Attributes:
+        gathered: where several processes are one gateway, what all of them say.
+    """
 
     def __init__(self, insight: Insight, identify: Callable[[Request, Policy], Tenant]) -> None:
         self._insight = insight
         self._identify = identify
+        self.gathered: Gathered | None = None
 
-    def answer(self, route: Route, request: Request, reply: Reply, policy: Policy) -> None:
-        """Answer one request at once."""
+    def answer(self, route: Route, request: Request, reply: Reply, policy: Policy) -> Coroutine[Any, Any, None] | None:
+        """Answer one request, at once or by the work that is returned."""
+        if self.gathered is not None and (route.local == "metrics" or route.local == "status"):
+            return self._all(self.gathered, route.local, reply)
         try:
             status, headers, body = self._answer(route, request, policy)
         except Refused as refusal:
             end_with_error(reply, refusal, "whole")
-            return
+            return None
         reply.whole(status, headers, body)
+        return None
+
+    async def _all(self, gathered: "Gathered", kind: Literal["metrics", "status"], reply: Reply) -> None:
+        """Answer for all processes; for this one alone when the others cannot be asked."""
+        body = await gathered(kind)
+        if kind == "status":
+            reply.whole(200, (JSON,), _encode(self._insight.status()) if body is None else body)
+            return
+        content_type, own = (TEXT, body) if body is not None else self._insight.metrics()
+        reply.whole(200, ((b"content-type", content_type),), own)
 
     def _answer(self, route: Route, request: Request, policy: Policy) -> tuple[int, tuple[Header, ...], bytes]:
         match route.local:

@@ -113,6 +113,10 @@ class EdgeServer:
     def close_listeners(self) -> None:
         """Take no new connection; open ones may bring one more request, which is the last on theirs."""
         self.draining = True
+        self.pause_accepting()
+
+    def pause_accepting(self) -> None:
+        """Take no new connection for now; the socket stays open in the processes that share it."""
         for server in self._servers:
             server.close()
         self._servers = []

@@ -4,7 +4,7 @@ prometheus_client writes the text; the slices exist because it takes some micros
 no more than a few hundred lines may be written while the event loop waits.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 from typing import Final
@@ -63,10 +63,13 @@ def merged(values: Iterable[Timed], place: int) -> list[Timed]:
     return [((label,), counts, sum_s) for label, (counts, sum_s) in sums.items()]
 
 
-def process() -> Iterator[bytes]:
-    """Write the version, and memory, CPU and file descriptors of this process."""
+def process(values: Mapping[str, float]) -> Iterator[bytes]:
+    """Write the version, and memory, CPU and file descriptors, by name."""
     yield from plain(families.BUILD, [((__version__,), 1)])
-    yield generate_latest(_Shown(ProcessCollector(registry=None).collect()))
+    metrics = list(ProcessCollector(registry=None).collect())
+    for metric in metrics:
+        metric.samples = [s._replace(value=values.get(s.name, s.value)) for s in metric.samples]
+    yield generate_latest(_Shown(metrics))
 
 
 def _buckets(family: Family, labels: Labels, counts: list[int], sum_s: float) -> Iterator[Sample]:

@@ -13,8 +13,9 @@ from forebay.clock import Clock
 from forebay.domain import VALUES, FailureKind, Outcome
 from forebay.errors import CODES
 from forebay.policy import Policy
-from forebay.recording import exposition, families
+from forebay.recording import exposition, families, sheet
 from forebay.recording.families import Family
+from forebay.recording.sheet import Sheet
 from forebay.wire.endpoints import ENDPOINTS
 
 Labels = tuple[str, ...]
@@ -215,18 +216,21 @@ class Metrics:
 
     def slices(self) -> Iterator[bytes]:
         """Yield the text in parts that each take about a millisecond, for a loop that must go on meanwhile."""
+        return sheet.slices(self.sheet())
+
+    def sheet(self) -> Sheet:
+        """Return all values at this moment."""
+        plain: dict[str, list[tuple[Labels, float]]] = {}
         for counters in (self.requests, self.attempts, self.refusals, self.degradations, self.tokens):
-            yield from exposition.plain(counters.family, [(k, c.value) for k, c in counters.by_labels.items()])
-        timers = [(k, h.counts, h.sum_s) for k, h in self.duration.by_labels.items()]
-        yield from exposition.histograms(families.DURATION, timers)
-        yield from exposition.histograms(families.GENAI_DURATION, exposition.merged(timers, place=1))
-        timers = [(k, h.counts, h.sum_s) for k, h in self.first_token.by_labels.items()]
-        yield from exposition.histograms(families.FIRST_TOKEN, timers)
-        yield from exposition.histograms(families.GENAI_FIRST_TOKEN, timers)
+            plain[counters.family.name] = [(k, float(c.value)) for k, c in counters.by_labels.items()]
         for family in families.WATCHED:
-            yield from exposition.plain(family, self._read(family).items())
-        yield from exposition.plain(families.READ_FAILURES, [((), self._read_failures)])
-        yield from exposition.process()
+            plain[family.name] = [(k, float(value)) for k, value in self._read(family).items()]
+        plain[families.READ_FAILURES.name] = [((), float(self._read_failures))]
+        timed = {
+            timers.family.name: [(k, list(h.counts), h.sum_s) for k, h in timers.by_labels.items()]
+            for timers in (self.duration, self.first_token)
+        }
+        return Sheet(plain, timed, sheet.process_values())
 
     def _read(self, family: Family) -> dict[Labels, float]:
         values = self._unread(family)
