@@ -57,7 +57,7 @@ class Gatekeeper:
     def begin(self) -> None:
         """Begin the background work."""
         plane = self._plane
-        plane.background(plane.tick, plane.poller.run, plane.follower.run, plane.ledger.run)
+        plane.background(plane.tick, plane.poller.run, plane.follower.run, plane.ledger.run, *plane.sharing_work())
 
     async def serve(self, listener: socket.socket, taken: Taken | None = None) -> None:
         """Serve workers.
@@ -68,6 +68,8 @@ class Gatekeeper:
         """
         plane = self._plane
         await plane.poller.round()
+        if plane.sharing is not None:
+            await plane.sharing.joined()
         await self._host.listen(listener)
         # All calls of its workers are counted here, whatever their ids begin with.
         counted_from_s = self._started_s

@@ -54,6 +54,19 @@ async def test_two_workers_share_what_there_is(town: Town) -> None:
     await reached(town.at_rest)
 
 
+@in_town(workers=2)
+async def test_a_client_may_know_of_an_end_before_the_gate_does(town: Town) -> None:
+    await town.open(pool(room=4), tenant=Tenant("a", concurrency=1))
+    for number in range(20):
+        (first,) = town.ask(worker=number % 2)
+        permit = await first
+        (second,) = town.ask(worker=(number + 1) % 2)
+        await asyncio.sleep(0)
+        permit.release(Spend(1))
+        (await second).release(Spend(1))
+        await reached(town.at_rest)
+
+
 @in_town()
 async def test_who_leaves_while_waiting_leaves_nothing(town: Town) -> None:
     side = await town.open(pool(room=1))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from cases.rawhttp import ask, chat, request_bytes
+from cases.rawhttp import ask, chat
 from faults.conftest import Field
 from faults.crew import STREAMS, kill, of_process, pid_of, shown, start, streams
 from faults.load import CHAT, Load, text_of
@@ -57,14 +57,12 @@ def test_limits_are_those_of_one_process(field: Field) -> None:
     body = chat("paced", stream=False, max_tokens=20)
     with ThreadPoolExecutor(40) as threads:
         for _ in range(2):
-            answers = list(threads.map(lambda _: ask(gateway.address, request_bytes("POST", CHAT, body)), range(40)))
+            answers = list(threads.map(lambda _: ask(gateway.address, "POST", CHAT, body), range(40)))
             codes = [answer.status for answer in answers]
             # Some may come when the first have ended; never more than eight at once, which the engine sees.
             assert codes.count(200) >= 8 and set(codes) == {200, 429}
         quick = chat("small", stream=False, max_tokens=1)
-        answers = list(
-            threads.map(lambda _: ask(gateway.address, request_bytes("POST", CHAT, quick, key="key-B")), range(40))
-        )
+        answers = list(threads.map(lambda _: ask(gateway.address, "POST", CHAT, quick, key="key-B"), range(40)))
     assert [answer.status for answer in answers].count(200) == 10
     at_rest(gateway)
     most = max(sum(begun <= at_s < over for begun, over in spans(gateway)) for at_s, _ in spans(gateway))
@@ -109,14 +107,16 @@ def test_a_killed_gate_harms_no_stream(field: Field) -> None:
     tenants = [{"name": "a", "keys": ["key-A"], "limits": {"concurrency": STREAMS + 1}}]
     gateway = start(field, tenants=tenants)
     pid = pid_of(gateway, "gate")
-    quick = request_bytes("POST", CHAT, chat("small", stream=False, max_tokens=1))
+    quick = chat("small", stream=False, max_tokens=1)
     seen: list[int] = []
 
     def die() -> None:
         kill(pid)
         began_s = time.monotonic()
         with ThreadPoolExecutor(3) as threads:
-            seen.extend(answer.status for answer in threads.map(lambda _: ask(gateway.address, quick), range(3)))
+            seen.extend(
+                answer.status for answer in threads.map(lambda _: ask(gateway.address, "POST", CHAT, quick), range(3))
+            )
         assert time.monotonic() - began_s < 8
         # What runs was announced: there is room for one more, and no more.
         assert gateway.metric("forebay_permits_held", tenant="a") <= STREAMS + 1

@@ -194,8 +194,9 @@ class _ConfigFile:
         )
         if offered.joint != started.joint:
             self.warnings += (f"{path}: node or store: has changed in the file; a change needs a restart",)
-        kept = {"listen": started.listen, "admin": started.admin, "joint": started.joint, "workers": started.workers}
-        self.settings = replace(offered, **kept)
+        self.settings = replace(
+            offered, listen=started.listen, admin=started.admin, joint=started.joint, workers=started.workers
+        )
 
 
 class _Held(Generic[Document]):

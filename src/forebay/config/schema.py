@@ -15,7 +15,7 @@ from forebay.config.credentials import check_api_key, check_tenant_key
 from forebay.config.joining import IdempotencySettings, SingleFlight
 from forebay.config.meeting import NODE, NodeName, StoreSettings
 from forebay.config.rules import RuleSettings
-from forebay.config.section import MAX_COUNT, Count, Name, Section, setting
+from forebay.config.section import MAX_COUNT, Count, Name, Section, Workers, setting
 from forebay.domain import VALUES, Value
 
 MAX_S = 31_536_000  # a year: longer is a mistake, and infinite is not a number of seconds
@@ -54,7 +54,6 @@ TenantKeyText = Annotated[str, AfterValidator(check_tenant_key)]
 ApiKeyText = Annotated[str, AfterValidator(check_api_key)]
 Origin = Annotated[str, AfterValidator(check_origin)]
 Network = Annotated[str, AfterValidator(check_network)]
-Workers = Annotated[int, Field(ge=1, le=64)]
 LargeCount = Annotated[int, Field(ge=1, le=MAX_LARGE_COUNT)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_S)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_S)]

@@ -9,6 +9,7 @@ MAX_COUNT = 1_000_000
 
 Name = Annotated[str, Field(pattern=NAME)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Workers = Annotated[int, Field(ge=1, le=64)]
 
 
 class Section(BaseModel):

@@ -54,7 +54,10 @@ ASSEMBLE_S: Final = 1.0
 """After its start a gate grants nothing until all workers have told what they hold, but no longer than this."""
 EARLY_S: Final = 3.0
 """A call for a pool that this gate does not know yet waits so long for the policy that names it."""
+SETTLE_S: Final = 0.01
+"""A call that has no room in its tenant's limits is looked at once more after so long."""
 VIEW_TICKS: Final = 2
+_SETTLED_SOON: Final = ("concurrency_limit", "insufficient_quota")
 _NOTHING_USED = Spend(0)
 
 
@@ -184,6 +187,7 @@ class Guest:
         self._waiting: dict[int, tuple[Waiting, str]] = {}
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._early: dict[int, tuple[float, Ask | Again]] = {}
+        self._again: dict[int, asyncio.TimerHandle] = {}
         self.link: Link | None = None
         self.number: int | None = None
         self.pid = 0
@@ -247,6 +251,9 @@ class Guest:
     def free(self) -> None:
         """Free all that it had: its connection has ended."""
         self._early.clear()
+        for again in self._again.values():
+            again.cancel()
+        self._again.clear()
         for waiting, pool in self._waiting.values():
             self._room.gate.basin.leave(waiting, pool)
         self._waiting.clear()
@@ -300,20 +307,27 @@ class Guest:
             self._grant(wish.id, lease, Granted(wish.id, self._host.place_of(lease), call.value))
             return
         waiting = self._room.gate.offer(
-            call, wish.pool, partial(self._admitted, wish.id, call.tenant.name), partial(self._refused, wish.id)
+            call, wish.pool, partial(self._admitted, wish.id, call.tenant.name), partial(self._refused, wish)
         )
         if waiting is not None:
             self._waiting[wish.id] = (waiting, wish.pool)
 
     def _admitted(self, number: int, tenant: str, permit: LocalPermit) -> None:
         self._waiting.pop(number, None)
+        self._again.pop(number, None)
         self._permits[number] = permit
         self._room.budgets.note_call(permit.pool, tenant)
         self._grant(number, permit.lease, Granted(number, self._host.place_of(permit.lease), permit.value))
 
-    def _refused(self, number: int, refusal: Refused) -> None:
-        self._waiting.pop(number, None)
-        self.send(turned(number, refusal))
+    def _refused(self, wish: Ask, refusal: Refused) -> None:
+        self._waiting.pop(wish.id, None)
+        if refusal.code in _SETTLED_SOON and wish.id not in self._again:
+            # The end of the call before it may be on its way, from another worker: the client may know of it already.
+            loop = asyncio.get_running_loop()
+            self._again[wish.id] = loop.call_later(SETTLE_S, self._decide, wish)
+            return
+        self._again.pop(wish.id, None)
+        self.send(turned(wish.id, refusal))
 
     def _grant(self, number: int, lease: Lease | None, granted: Granted) -> None:
         if lease is not None:
@@ -332,6 +346,9 @@ class Guest:
     def _gone(self, number: int) -> None:
         """Take back what nobody waits for: a wish, a wait, or what it was answered with."""
         self._early.pop(number, None)
+        again = self._again.pop(number, None)
+        if again is not None:
+            again.cancel()
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             self._room.gate.basin.leave(*waiting)
