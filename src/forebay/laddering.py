@@ -121,6 +121,17 @@ class Laddering:
         """See `ports.Levels`."""
         return {name: watch.ladder.level for name, watch in self._watches.items()}
 
+    def shared(self) -> tuple[LevelOverride, ...]:
+        """Return the levels that people have set elsewhere, as `share` was told last."""
+        return self._shared
+
+    def told(self, levels: dict[str, int], shared: tuple[LevelOverride, ...]) -> None:
+        """Take the levels that the gate has come to, in another process, where alone `tick` is called."""
+        for name, watch in self._watches.items():
+            watch.ladder.level = levels.get(name, 0)
+        self._shared = shared
+        self._sort()
+
     def own_level(self, pool: str) -> int:
         """Return the level that a pool has come to by itself."""
         watch = self._watches.get(pool)

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from forebay.domain import FailureKind, Replica, Tenant, Value
 from forebay.errors import Refused
+from forebay.policy import LevelOverride
 from forebay.traffic import Call, Work
 from forebay.wire.endpoints import ENDPOINTS
 
@@ -279,11 +280,15 @@ class View(Struct, frozen=True, array_like=True, tag=24):
         standings: in the order of the latest `Roster`.
         mean_connections: of clients, over all workers.
         lag_s: of the worker whose loop is the latest.
+        levels: of the ladder, by pool.
+        shared: levels that people have set on other nodes.
     """
 
     standings: tuple[Standing, ...]
     mean_connections: float
     lag_s: float
+    levels: dict[str, int] = {}
+    shared: tuple[LevelOverride, ...] = ()
 
 
 class Gather(Struct, frozen=True, array_like=True, tag=25):
