@@ -9,6 +9,7 @@
 #   make bench-fairness   limits, and one tenant that floods, about 25 minutes
 #   make bench-classes    how often `high` meets its target at full load, about 15 minutes
 #   make bench-deaths     engines that die in the middle of answers
+#   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
 #   make clean    remove .venv, caches and build output
@@ -29,7 +30,7 @@ LOCKED := install --no-deps --require-hashes
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths docs lock clean
+.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-ladder docs lock clean
 
 demo: $(VENV)/.demo
 	exec $(BIN)/forebay serve $(ARGS)
@@ -49,7 +50,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-collapse bench-classes bench-deaths: $(VENV)/.demo
+bench-collapse bench-classes bench-deaths bench-ladder: $(VENV)/.demo
 	$(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 bench-fairness: $(VENV)/.demo $(VENV)/.dev

@@ -42,6 +42,7 @@ _LOOKED_AT_BYTES: Final = 16_384
 MAX_BYTES: Final = 1_048_576
 """A larger body is left as it is: to look at it would hold up the others."""
 _SYSTEM: Final = ("system", "developer")
+_SPEAKERS: Final = ("system", "developer", "user", "assistant")
 _TEXT_PARTS: Final = (b'"text"',)
 
 ENGLISH: Final = (
@@ -178,7 +179,7 @@ def _names_a_format(text: bytes) -> bool:
 
 def _is_said(message: Heard) -> bool:
     """Say whether a message is plain words of one of the three who take part in a plain chat."""
-    if message.role not in ("user", "assistant", *_SYSTEM):
+    if message.role not in _SPEAKERS:
         return False
     if any(bytes(odd) not in _OFF for odd in (message.tool_calls, message.function_call, message.audio) if odd):
         return False

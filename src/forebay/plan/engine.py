@@ -29,7 +29,7 @@ class VirtualEngine:
     """An engine whose time is given to it.
 
     `due_s` is when something next ends in it, None when it is idle. Whoever runs it calls `pass_to(due_s)` then;
-    a `submit` may make it sooner.
+    a `submit` may make it sooner. `preemptions` counts those since it was made.
     """
 
     def __init__(self, spec: SimSpec) -> None:
@@ -38,6 +38,17 @@ class VirtualEngine:
         self._news: News | None = None  # of the iteration in work
         self._began_s = 0.0
         self.due_s: float | None = None
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait in its own queue."""
+        return self._model.waiting
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        """Part of its KV blocks that sequences hold, 0..1."""
+        return self._model.kv_usage_ratio
 
     @property
     def sequences(self) -> int:
@@ -81,6 +92,7 @@ class VirtualEngine:
             self._stretch, self.due_s = stretch, now_s + stretch.iterations * stretch.duration_s
             return news
         iteration = self._model.step()
+        self.preemptions += len(iteration.preempted)
         if iteration.duration_s:
             first = tuple([emitted.seq_id for emitted in iteration.emitted if not emitted.index])
             self._news = News(first, iteration.finished)
