@@ -145,7 +145,7 @@ class Sparing:
         leaving_per_s = sum(s.in_flight / s.occupied_s for s in states)
         if queue is None or leaving_per_s <= 0.0:
             return
-        _, ahead = queue.ahead(call.value, long=False, call=call)
+        _, ahead = queue.ahead(call.value, self._fleet.is_long(model.pool, call), call)
         wait_s = (ahead + 1) / leaving_per_s
         left_s = call.deadline_s - self._clock.now_s()
         if call.stream:

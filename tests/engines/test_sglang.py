@@ -51,6 +51,12 @@ def test_data_parallel_ranks_are_added_up_and_the_fullest_one_counts() -> None:
     assert read(*lines) == (6.0, 1.0, 0.9, 2000.0)
 
 
+def test_retracted_requests_are_its_preemptions() -> None:
+    lines = [series("num_retracted_requests_total", 2.0, tp_rank=rank) for rank in range(2)]
+    assert Sglang().read_telemetry("".join(lines).encode()).preemptions.value == 2.0
+    assert Sglang().read_telemetry(PAGE.encode()).preemptions == ABSENT
+
+
 def test_queues_by_priority_do_not_count_twice() -> None:
     lines = [series("num_queue_reqs", 5.0, priority="")]
     lines += [series("num_queue_reqs", 9.0, priority=1), series("num_queue_reqs", 2.0, priority="None")]

@@ -51,6 +51,13 @@ def test_ranks_are_added_up_and_the_fullest_one_counts() -> None:
     assert load.slots == ABSENT
 
 
+def test_preemptions_are_added_up_under_both_names() -> None:
+    assert Vllm().read_telemetry(PAGE.encode()).preemptions.value == 0.0
+    former = 'vllm:num_preemptions{engine="0"} 3\nvllm:num_preemptions{engine="1"} 4\n'
+    assert Vllm().read_telemetry(former.encode()).preemptions.value == 7.0
+    assert Vllm().read_telemetry(OLD_PAGE.encode()).preemptions == ABSENT
+
+
 def test_the_former_names_are_read() -> None:
     load = Vllm().read_telemetry(OLD_PAGE.encode())
     assert load.kv_usage_ratio.value == 0.5
