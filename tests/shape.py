@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The planner runs the real queue and choice on a virtual clock, against the model of the simulated engine.
     "plan": GROUND | {"admission", "routing", "engines.sim"},
     "release": GROUND,
-    "console": GROUND | {"config"},
+    "console": GROUND | {"config", "store"},
     "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
     "joining": GROUND | {"admission", "edge", "recording"},
     "placing": GROUND | {"degrading", "edge", "joining", "recording", "sparing"},

@@ -118,6 +118,8 @@ class DataPlane:
         self.poller = Poller(self.fleet, self.fetch, clock)
         watch = DocumentWatch(settings, config_path, data_dir / "policy")
         self.follower = DocumentFollower(watch, self.policy, clock, loop)
+        if self.sharing is not None:
+            self.sharing.ladder(self.laddering, self._followed)
         self.joining = Joining(clock)
         self._wire(far)
         self._follow()
@@ -253,6 +255,10 @@ class DataPlane:
     def is_ready(self) -> bool:
         """Say whether it takes calls, and has its part of the limits that nodes share."""
         return self.ready and (self.sharing is None or self.sharing.portions.joined)
+
+    def _followed(self) -> tuple[int, int]:
+        override = self.follower.watch.status.override
+        return override.epoch, override.seq
 
     def _live(self) -> dict[str, Any]:
         return {

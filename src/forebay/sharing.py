@@ -14,13 +14,15 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from forebay.admission.quota import Quota
-from forebay.clock import Clock
+from forebay.clock import Clock, timestamp
 from forebay.config.joint import Joint, node_name
 from forebay.config.load import Settings
 from forebay.portions import Decided, Portions
+from forebay.ports import Levels
 from forebay.recording.metrics import Metrics
 from forebay.store import shares
-from forebay.store.contract import SHARES_KEY, Page, Store, StoreError, level_key, month_key
+from forebay.store.contract import ALL_LEVELS_KEY, SHARES_KEY, Page, Store, StoreError, level_key, month_key
+from forebay.store.levels import Report, TimedLevel, fields_of_report, levels_of
 from forebay.store.on_redis import RedisStore
 from forebay.store.records import (
     MAX_NODES,
@@ -28,7 +30,6 @@ from forebay.store.records import (
     Book,
     Month,
     Record,
-    Report,
     Spent,
     book_of,
     fields_of,
@@ -43,12 +44,12 @@ LONGEST_WAIT_S: Final = 1.0
 """Between two tries of a store that does not answer; see `shares.STEADY_S`."""
 JOIN_S: Final = 5.0
 """So long a node that has just been started waits for its part; then it takes an even one."""
-SLOW_ROUNDS: Final = 4
+SLOW_ROUNDS: Final = 2
 _TRIES: Final = 4
 _PAUSE_S: Final = 0.03
 _SHARES_TTL_S: Final = 3600
 _MONTH_TTL_S: Final = 62 * 86_400
-_LEVEL_TTL_S: Final = 30
+_LEVEL_TTL_S: Final = 604_800
 # After so many tenants the loop is given back to the calls.
 _AT_ONCE: Final = 20
 _SHOWN: Final = 100
@@ -73,7 +74,6 @@ class Sharing:
 
     Attributes:
         portions: of the limits.
-        report: what this node's ladder does; None while there is nothing to report.
         state: `starting`, `up`, or `down: reason`.
         failures: rounds that the store did not answer.
     """
@@ -86,14 +86,26 @@ class Sharing:
         self._heard_s: float | None = None
         self._round = 0
         self._broken: tuple[str, ...] = ()
+        self._bad_levels: tuple[str, ...] = ()
         self._month = 0
         self._months: dict[str, Month] = {}
         self._before: Month | None = None
         # Two processes of one node may be there at a time, one that drains and its successor: both must be counted.
         self.portions = Portions(quota, clock, f"{joint.node}~{secrets.token_hex(4)}", joint.nodes)
-        self.report: Callable[[], Report | None] = lambda: None
+        self._levels: Levels | None = None
+        self._followed: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._by_hand: list[TimedLevel] = []
         self.state = "starting"
         self.failures = 0
+
+    def ladder(self, levels: Levels, followed: Callable[[], tuple[int, int]]) -> None:
+        """Report the levels of this node's ladder, and give it those that people have set in the store.
+
+        Args:
+            levels: of this node.
+            followed: returns (epoch, seq) of the override document in force.
+        """
+        self._levels, self._followed = levels, followed
 
     def gauges(self, metrics: Metrics) -> None:
         """Show the store and this node's portions."""
@@ -121,7 +133,7 @@ class Sharing:
             "node": self._node,
             "nodes": self.portions.nodes,
             "joined": self.portions.joined,
-            "broken": list(self._broken[:_SHOWN]),
+            "broken": [*self._broken, *self._bad_levels][:_SHOWN],
             "portions": [
                 {"tenant": tenant, "limit": name, "of": limit, "portion": portion, "used": used}
                 for tenant, name, limit, portion, used in rows[:_SHOWN]
@@ -152,7 +164,7 @@ class Sharing:
             await self._exchange()
             if self._round % SLOW_ROUNDS == 0:
                 await self._share_month()
-                await self._tell()
+                await self._exchange_levels()
             self._round += 1
         except StoreError as error:
             self.failures += 1
@@ -163,6 +175,7 @@ class Sharing:
             self.portions.joined = True
         if self.portions.joined and self.age_s() > shares.LEASE_S:
             self.portions.endure(self.age_s())
+        self._set_levels()
         return self.state == "up"
 
     async def _exchange(self) -> None:
@@ -202,7 +215,8 @@ class Sharing:
         self.portions.nodes = shares.nodes_of(book, self.portions.node)
         if book.broken and not self._broken:
             log.error(
-                "the store holds records that cannot be read, which count as none: %s", ", ".join(book.broken[:5])
+                "the store holds records that cannot be read, which count as none: %s",
+                ", ".join(map(repr, book.broken[:5])),
             )
         self._broken = book.broken
 
@@ -243,15 +257,33 @@ class Sharing:
             self._months[name] = Month(month.at_ms, {**old, **spent})
         return self._months
 
-    async def _tell(self) -> None:
-        """Write this node's report, if it has one.
+    async def _exchange_levels(self) -> None:
+        """Report the ladder, and read the levels that people have set for this node and for all.
 
         Raises:
             StoreError: the store does not answer as it should.
         """
-        report = self.report()
-        if report is not None:
-            await self._store.replace(level_key(self._node), report.fields(), _LEVEL_TTL_S)
+        if self._levels is None:
+            return
+        own, everybody = await self._store.read(level_key(self._node)), await self._store.read(ALL_LEVELS_KEY)
+        epoch, seq = self._followed()
+        report = Report(self._levels.report(), epoch, seq, timestamp(own.now_ms / 1000))
+        await self._store.put(level_key(self._node), fields_of_report(report, own), _LEVEL_TTL_S)
+        found = [*levels_of(own), *levels_of(everybody)]
+        self._by_hand = [one for one in found if isinstance(one, TimedLevel)]
+        bad = tuple(one for one in found if isinstance(one, str))
+        if bad and not self._bad_levels:
+            log.error(
+                "levels in the store that are not taken: %s; write LEVEL and an end within a week",
+                ", ".join(map(repr, bad[:5])),
+            )
+        self._bad_levels = bad
+
+    def _set_levels(self) -> None:
+        """Let the levels count that people have set in the store, until their ends, whether it answers or not."""
+        if self._levels is not None:
+            wall_s = self._clock.wall_s()
+            self._levels.share(tuple(one.level for one in self._by_hand if one.ends_s > wall_s))
 
     def _note(self, state: str) -> None:
         """Show a state; log when the store goes or comes, not each try."""

@@ -1,14 +1,17 @@
 """Cases 016, 018 and 053: clients that leave, slots that come back, and who pays."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from cases.pair import CHAT, Pair
 from cases.rawhttp import Client, chat, request_bytes
-from gateway_process import document, eventually, pool
+from gateway_process import Gateway, document, eventually, pool
 from notation import DONE, FIN, HANG, STOP, USAGE, D, Wait, reply, stream
+from real_redis import RealRedis
 
 pytestmark = pytest.mark.integration
 
@@ -143,9 +146,53 @@ def test_case_018_the_limit_is_real(narrow: Pair) -> None:
     narrow.gateway.common_ending()
 
 
-@pytest.mark.skip(reason="needs store.url, limits shared between nodes: later capability")
-def test_case_018_no_slot_is_kept_in_the_shared_store() -> None:
-    """The rounds above with two gateways on one store; both read 0 at the end."""
+@pytest.fixture(scope="module")
+def shared(module_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealRedis, Pair, Pair]]:
+    """Two gateways on one store that share a limit of two calls at once: one for each while both are idle."""
+    folder = tmp_path_factory.mktemp("shared")
+    server = RealRedis(folder)
+    engine = module_engine()
+    pools = {"main": pool(engine, max_attempts=1, breaker={"failures": 100_000, "open_s": 1})}
+    models = {"m": {"pool": "main"}, "hasty": {"pool": "main", "timeouts": {"first_byte_s": 0.05}}}
+    tenants = [{"name": "a", "keys": ["key-A"], "limits": {"concurrency": 2}}]
+    pairs = []
+    for name in ("n1", "n2"):
+        (folder / name).mkdir()
+        settings = document(pools=pools, models=models, tenants=tenants, node=name, store={"url": server.url})
+        pairs.append(Pair(engine, Gateway(folder / name, settings, {}, ready=True)))
+    yield server, pairs[0], pairs[1]
+    for pair in pairs:
+        assert "Traceback" not in pair.gateway.log
+        pair.gateway.stop()
+    server.stop()
+
+
+@pytest.mark.parametrize("target", [CHAT, "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_case_018_no_slot_is_kept_in_the_shared_store(
+    shared: tuple[RealRedis, Pair, Pair], target: str, kind: Callable[[Pair, str], None]
+) -> None:
+    server, *pairs = shared
+
+    def one_each() -> bool:
+        return all(p.gateway.metric("forebay_limit_portion", tenant="a", limit="concurrency") == 1 for p in pairs)
+
+    assert eventually(one_each, 10), "a part that one of them had is not given back"
+    for pair in pairs:
+        pair.engine.reset()
+        kind(pair, target)
+        pair.engine.reset()
+        after = pair.post(payload_for(target, streamed=False), target)
+        assert after.status == 200, after.body
+        assert eventually(pair.gateway.idle, 2)
+
+    def used() -> list[int]:
+        with closing(server.client()) as client:
+            fields = client.hgetall("forebay:shares")
+        records = [json.loads(value) for name, value in fields.items() if not name.startswith(b":")]
+        return [record[1]["a"][0][1] for record in records]
+
+    assert eventually(lambda: used() == [0, 0], 5), used()
 
 
 WORDS = tuple(D("word ") for _ in range(100))

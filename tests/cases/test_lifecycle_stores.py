@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -12,6 +13,7 @@ from cases.pair import CHAT, Pair
 from cases.rawhttp import Client, Response, ask, chat, request_bytes
 from gateway_process import Gateway, document, eventually, pool
 from notation import DONE, STOP, USAGE, D, stream
+from real_redis import RealRedis
 
 pytestmark = pytest.mark.integration
 
@@ -209,6 +211,24 @@ def test_a_reload_keeps_streams_and_limits(engine: Any, gateway: Any) -> None:
     pair.gateway.common_ending()
 
 
-@pytest.mark.skip(reason="needs a key store (store.url): later capability")
-def test_case_072_a_key_store_that_is_down_is_no_401() -> None:
-    """Known keys from the cache, unknown ones 503 with Retry-After within 1 s, never 401."""
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_case_072_a_store_that_is_down_is_no_401(engine: Any, gateway: Any, tmp_path: Path, how: str) -> None:
+    """Keys stand in the file of each node, never in the store: every key has its answer, and 401 is a definite no."""
+    upstream = engine()
+    server = RealRedis(tmp_path)
+    down, back = (server.stop, server.start) if how == "refuses" else (server.freeze, server.thaw)
+    try:
+        down()
+        pair = Pair(upstream, gateway(document(upstream, store={"url": server.url})))
+        keys = {"key-A": 200, "key-B": 200, "key-X": 401}
+        for _ in range(2):
+            assert {key: pair.post(chat(stream=False), key=key).status for key in keys} == keys
+            back()
+            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 1, 10)
+            assert {key: pair.post(chat(stream=False), key=key).status for key in keys} == keys
+            down()
+            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 0, 10)
+        pair.gateway.common_ending()
+    finally:
+        server.thaw()
+        server.stop()

@@ -54,8 +54,8 @@ def test_a_hash_changes_once_and_as_a_whole(server: RealRedis) -> None:
         assert (await store.read(KEY)).fields == {":version": b"1", "a": b"x", "b": b"\x00\xff"}
         assert await store.swap(KEY, b"1", {":version": b"2", "a": None}, 60)
         assert (await store.read(KEY)).fields == {":version": b"2", "b": b"\x00\xff"}
-        await store.replace(KEY, {"c": b"3"}, 60)
-        assert (await store.read(KEY)).fields == {"c": b"3"}
+        await store.put(KEY, {"c": b"3", "b": None}, 60)
+        assert (await store.read(KEY)).fields == {":version": b"2", "c": b"3"}
 
     run(server.url, work)
     with closing(server.client()) as client:

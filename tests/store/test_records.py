@@ -8,7 +8,6 @@ from forebay.store.records import (
     Moments,
     Month,
     Record,
-    Report,
     Spent,
     book_of,
     fields_of,
@@ -49,14 +48,3 @@ def test_what_is_no_record_is_left_out_and_named(text: bytes) -> None:
 def test_what_was_spent_comes_back_as_it_was_written() -> None:
     month = Month(7, {"t": Spent(1, 2, 3, 4)})
     assert months_of(Page(5, {"a": month_field(month), "b": b"?", ":version": b"v"})) == {"a": month}
-
-
-def test_a_report_is_readable_by_people() -> None:
-    report = Report({"main": 2, "small": 0}, 7, 3, "2026-11-30T00:00:00.000Z")
-    assert report.fields() == {
-        "main": b"2",
-        "small": b"0",
-        ":epoch": b"7",
-        ":seq": b"3",
-        ":at": b"2026-11-30T00:00:00.000Z",
-    }

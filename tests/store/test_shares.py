@@ -38,6 +38,7 @@ def test_what_is_enough_is_given_and_what_is_not_is_divided_in_proportion() -> N
     assert split(100, {"a": 60, "b": 10}) == {"a": 75, "b": 25}
     assert split(8, {"a": 7, "b": 1}) == {"a": 7, "b": 1}
     assert split(1, {"a": 0, "b": 1}) == {"a": 0, "b": 1}
+    assert split(2, {"a": 1, "b": 0}) == {"a": 1, "b": 1}
     assert split(600, {"a": 600, "b": 0}) == {"a": 585, "b": 15}
 
 

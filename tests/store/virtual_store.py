@@ -53,10 +53,15 @@ class VirtualStore:
             raise StoreError("no answer")
         return done
 
-    async def replace(self, key: str, fields: Mapping[str, bytes], ttl_s: int) -> None:
+    async def put(self, key: str, fields: Mapping[str, bytes | None], ttl_s: int) -> None:
         if self.away:
             raise StoreError("no answer")
-        self._hashes[key] = dict(fields)
+        page = self._hashes.setdefault(key, {})
+        for name, value in fields.items():
+            if value is None:
+                page.pop(name, None)
+            else:
+                page[name] = value
 
     async def close(self) -> None:
         return None

@@ -201,10 +201,20 @@ def read_document(folder: Path, name: DocumentName) -> StateDocument | OverrideD
         return None
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror}") from None
-    return _decode(data, name)
+    return decode_document(data, name)
 
 
-def _decode(data: bytes, name: DocumentName) -> StateDocument | OverrideDocument:
+def encode_document(document: StateDocument | OverrideDocument) -> bytes:
+    """Return the bytes of a document."""
+    return msgspec.json.encode(document)
+
+
+def decode_document(data: bytes, name: DocumentName) -> StateDocument | OverrideDocument:
+    """Read the bytes of a document.
+
+    Raises:
+        DocumentError: they are too long, or not of the format.
+    """
     if len(data) > MAX_BYTES:
         raise DocumentError(f"is larger than {MAX_BYTES} bytes")
     try:
@@ -231,8 +241,8 @@ def write_document(folder: Path, name: DocumentName, document: StateDocument | O
         DocumentError: a reader would refuse it; nothing has changed.
         OSError: it cannot be written; the old one is still there.
     """
-    data = msgspec.json.encode(document)
-    _decode(data, name)
+    data = encode_document(document)
+    decode_document(data, name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:

@@ -27,6 +27,7 @@ __all__ = [
     "default_settings",
     "environment",
     "load",
+    "load_joint",
     "parse_address",
     "parse_file",
     "read_file",
@@ -161,6 +162,26 @@ def parse_file(data: bytes, name: str, environ: Mapping[str, str], wall_s: float
         joint=joint,
         workers=draft.settings.workers,
     )
+
+
+def load_joint(path: Path, environ: Mapping[str, str]) -> Joint:
+    """Read from the configuration file how this node meets others, and nothing else.
+
+    Args:
+        path: of the file.
+        environ: names to values, for `env:NAME`.
+
+    Raises:
+        ConfigError: the file cannot be read, or what it says about that is faulty.
+    """
+    faults = Faults(str(path))
+    values = read_yaml(read_file(path), faults)
+    draft = None if values is None else validate(values, faults)
+    if draft is None:
+        raise faults.error()
+    joint = joint_of(draft, environ, faults)
+    faults.raise_if_any()
+    return joint
 
 
 def default_settings(

@@ -19,11 +19,15 @@ from pathlib import Path
 import uvicorn
 
 from forebay.clock import SystemClock
+from forebay.config.load import environment, load_joint
 from forebay.console.app import build
 from forebay.console.dataplane import DataPlane
 from forebay.console.guard import Listen
 from forebay.console.state import ConsoleState
 from forebay.console.token import admin_token
+from forebay.errors import ConfigError
+from forebay.store.contract import Store
+from forebay.store.on_redis import RedisStore
 
 NICE = 10
 EXIT_CANNOT_START = 3
@@ -85,8 +89,23 @@ def _bound(listen: Listen) -> socket.socket:
     return listener
 
 
+def _store(config: str | None) -> Store | None:
+    """Return where several nodes meet, by the configuration as it is now; None without.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    url = "" if config is None else load_joint(Path(config), environment()).url
+    return RedisStore(url) if url else None
+
+
 async def _serve(options: argparse.Namespace, listener: socket.socket) -> int:
     clock = SystemClock()
+    store, store_fault = None, None
+    try:
+        store = _store(options.config)
+    except ConfigError as error:
+        store_fault = f"the configuration cannot be read, so documents are not shared: {error.faults[0]}"
     state = ConsoleState(
         clock,
         options.data_dir,
@@ -95,6 +114,9 @@ async def _serve(options: argparse.Namespace, listener: socket.socket) -> int:
         token=admin_token(options.data_dir),
         config_file=options.config,
     )
+    state.store_fault = store_fault
+    if store is not None:
+        state.meet(store)
     server = _Server(
         uvicorn.Config(
             build(state),

@@ -136,6 +136,15 @@ class Overrides:
             self._write(kept, held)
         return ended
 
+    def take(self, document: OverrideDocument) -> None:
+        """Replace the document by one that other nodes have agreed on; newer than the one here.
+
+        Raises:
+            DocumentError: a reader would refuse it; nothing has changed.
+            OSError: it cannot be written; nothing has changed.
+        """
+        self._put(document)
+
     def _read(self) -> None:
         try:
             self.document = read_document(self._folder, "override") or self.document
@@ -145,7 +154,9 @@ class Overrides:
     def _write(self, overrides: tuple[Override, ...], held: Version) -> None:
         current = (self.document.epoch, self.document.seq)
         epoch, seq = next_version(current, held, self._clock.wall_s())
-        document = replace(EMPTY, epoch=epoch, seq=seq, entries=overrides)
+        self._put(replace(EMPTY, epoch=epoch, seq=seq, entries=overrides))
+
+    def _put(self, document: OverrideDocument) -> None:
         try:
             write_document(self._folder, "override", document)
         except OSError:

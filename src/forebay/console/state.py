@@ -6,11 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from forebay.clock import Clock
-from forebay.config.documents import Override
+from forebay.config.documents import Override, OverrideDocument, read_document, write_document
 from forebay.console.dataplane import DataPlane
 from forebay.console.guard import Listen
+from forebay.console.instep import InStep, StateFile
 from forebay.console.overrides import Change, Overrides, Version
+from forebay.console.reconcile import Step, step
 from forebay.console.timeline import ActionKind, Timeline
+from forebay.store.contract import Store
 
 EXPIRY_PERIOD_S = 1.0
 OWN_NAME = "forebay"
@@ -51,22 +54,37 @@ class ConsoleState:
         self.timeline = Timeline(data_dir / "timeline.jsonl", clock)
         self.overrides = Overrides(data_dir / "policy", clock)
         self._expiry_fault: str | None = None
+        self.store_fault: str | None = None
         self._writing = asyncio.Lock()
+        self._agreed = self.overrides.document
+        self._instep: InStep | None = None
+        self._folder = data_dir / "policy"
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Note the start and take out overrides whose end has come, until the context is left."""
         await asyncio.to_thread(self.timeline.append, "console.started", OWN_NAME)
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(self._expire_for_ever(), name="expire overrides")
+            tasks = [group.create_task(self._expire_for_ever(), name="expire overrides")]
+            if self._instep is not None:
+                tasks.append(group.create_task(self._instep.run(), name="keep in step"))
             try:
                 yield
             finally:
-                task.cancel()
+                for task in tasks:
+                    task.cancel()
+
+    def meet(self, store: Store) -> None:
+        """Keep the documents in step with other nodes; called before `running`."""
+        folder = self._folder
+        state = StateFile(lambda: read_document(folder, "state"), lambda d: write_document(folder, "state", d))
+        self._instep = InStep(store, self.clock, self._reconcile, self._agree, state)
 
     def faults(self) -> list[str]:
         """Return one line for each file that could not be read or written."""
-        return [fault for fault in (self.overrides.fault, self._expiry_fault, self.timeline.fault) if fault]
+        shared = None if self._instep is None or self._instep.fault is None else f"other nodes: {self._instep.fault}"
+        found = (self.overrides.fault, self._expiry_fault, self.timeline.fault, shared, self.store_fault)
+        return [fault for fault in found if fault]
 
     async def override(self, change: Change, ttl_s: int, *, reason: str, by: str) -> Override:
         """Let a change count for a time; return the override when it is on disk.
@@ -85,6 +103,7 @@ class ConsoleState:
             held = await self._held_version()
             made = await asyncio.to_thread(self.overrides.add, change, ttl_s, reason=reason, by=by, held=held)
             await self._note("override.created", made, by)
+        self._wake()
         return made
 
     async def end(self, id: str, *, by: str) -> Override | None:
@@ -97,6 +116,7 @@ class ConsoleState:
             found = await asyncio.to_thread(self.overrides.remove, id, await self._held_version())
             if found:
                 await self._note("override.deleted", found, by)
+        self._wake()
         return found
 
     async def expire(self) -> None:
@@ -112,6 +132,42 @@ class ConsoleState:
             self._expiry_fault = None
             for override in ended:
                 await self._note("override.expired", override, OWN_NAME)
+
+    async def _reconcile(self, remote: OverrideDocument | None) -> Step:
+        """Bring the override document of this node and that of the store together; see `reconcile.step`.
+
+        Raises:
+            DocumentError: what comes out would be refused by the data plane.
+            OSError: it cannot be written.
+        """
+        async with self._writing:
+            local = self.overrides.document
+            if remote == local:
+                self._agreed = local
+                return Step()
+            made = step(self._agreed, local, remote, await self._held_version(), self.clock.wall_s())
+            if made.write is not None:
+                await asyncio.to_thread(self.overrides.take, made.write)
+                await self._tell_difference(local, made.write)
+                if made.publish is None:
+                    self._agreed = made.write
+        return made
+
+    def _agree(self, document: OverrideDocument) -> None:
+        self._agreed = document
+
+    async def _tell_difference(self, old: OverrideDocument, new: OverrideDocument) -> None:
+        """Note in the timeline what was changed on other nodes."""
+        wall_s = self.clock.wall_s()
+        before, after = ({entry.id: entry for entry in d.active(wall_s)} for d in (old, new))
+        for id in after.keys() - before.keys():
+            await self._note("override.created", after[id], f"{after[id].by}, on another node")
+        for id in before.keys() - after.keys():
+            await self._note("override.deleted", before[id], "another node")
+
+    def _wake(self) -> None:
+        if self._instep is not None:
+            self._instep.wake()
 
     async def _expire_for_ever(self) -> None:
         while True:

@@ -26,8 +26,12 @@ def month_key(month: int) -> str:
 
 
 def level_key(node: str) -> str:
-    """Return the hash with the report of a node's ladder."""
+    """Return the hash with the report of a node's ladder, and with levels that people have set for that node."""
     return f"DEGRADE:{node}:level"
+
+
+ALL_LEVELS_KEY: Final = "DEGRADE:*:level"
+"""The same for all nodes; there is no report in it."""
 
 
 class StoreError(Exception):
@@ -79,8 +83,8 @@ class Store(Protocol):
         """
         ...
 
-    async def replace(self, key: str, fields: Mapping[str, bytes], ttl_s: int) -> None:
-        """Replace a hash whatever it was.
+    async def put(self, key: str, fields: Mapping[str, bytes | None], ttl_s: int) -> None:
+        """Set fields of a hash whoever has changed it; None takes one out, others stay.
 
         Raises:
             StoreError: see `swap`.

@@ -27,9 +27,10 @@ for i = 5 + 2 * sets, #ARGV do redis.call('HDEL', KEYS[1], ARGV[i]) end
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
-_REPLACE: Final = """
-redis.call('DEL', KEYS[1])
-for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+_PUT: Final = """
+local sets = tonumber(ARGV[2])
+for i = 3, 2 + 2 * sets, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+for i = 3 + 2 * sets, #ARGV do redis.call('HDEL', KEYS[1], ARGV[i]) end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return 1
 """
@@ -75,14 +76,12 @@ class RedisStore:
 
     async def swap(self, key: str, seen: bytes, fields: Mapping[str, bytes | None], ttl_s: int) -> bool:
         """See `Store.swap`."""
-        sets = [part for name, value in fields.items() if value is not None for part in (name, value)]
-        gone = [name for name, value in fields.items() if value is None]
-        answer = await self._run(_SWAP, key, VERSION_FIELD, seen, ttl_s, len(sets) // 2, *sets, *gone)
+        answer = await self._run(_SWAP, key, VERSION_FIELD, seen, ttl_s, *_changes(fields))
         return bool(answer == 1)
 
-    async def replace(self, key: str, fields: Mapping[str, bytes], ttl_s: int) -> None:
-        """See `Store.replace`."""
-        await self._run(_REPLACE, key, ttl_s, *(part for pair in fields.items() for part in pair))
+    async def put(self, key: str, fields: Mapping[str, bytes | None], ttl_s: int) -> None:
+        """See `Store.put`."""
+        await self._run(_PUT, key, ttl_s, *_changes(fields))
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -122,6 +121,12 @@ class RedisStore:
                 await self._client.connection_pool.disconnect()
         except (OSError, TimeoutError, self._errors.RedisError):
             return
+
+
+def _changes(fields: Mapping[str, bytes | None]) -> list[str | bytes | int]:
+    """Return how many fields are set, the pairs, and the names of those that go."""
+    sets = [part for name, value in fields.items() if value is not None for part in (name, value)]
+    return [len(sets) // 2, *sets, *(name for name, value in fields.items() if value is None)]
 
 
 def _word_of(error: str) -> str:

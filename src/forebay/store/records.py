@@ -1,6 +1,5 @@
 """What a node writes into the store for the others, as JSON, and what is believed of what others wrote. Pure."""
 
-from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -149,24 +148,3 @@ def months_of(page: Page) -> dict[str, Month]:
 def month_field(month: Month) -> bytes:
     """Write what this node has spent."""
     return _encode(month)
-
-
-class Report(Struct, frozen=True):
-    """What a node's ladder does.
-
-    Attributes:
-        levels: by pool.
-        epoch: of the overrides that it follows.
-        seq: of the overrides that it follows.
-        at: RFC 3339.
-    """
-
-    levels: Mapping[str, int]
-    epoch: int
-    seq: int
-    at: str
-
-    def fields(self) -> dict[str, bytes]:
-        """Return the fields of `DEGRADE:{node}:level`: one for each pool, and three that begin with a colon."""
-        levels = {pool: b"%d" % level for pool, level in self.levels.items()}
-        return {**levels, ":epoch": b"%d" % self.epoch, ":seq": b"%d" % self.seq, ":at": self.at.encode()}

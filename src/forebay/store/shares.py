@@ -65,8 +65,9 @@ Needs = tuple[Need | None, Need | None, Need | None]
 def split(total: int, demands: Mapping[str, int]) -> dict[str, int]:
     """Divide a whole: as demanded with the rest in equal parts, or in proportion where there is not enough.
 
-    The parts are whole numbers, their sum is the total, and they are the same on every node. Largest remainder
-    first (Hamilton); of equal ones the first name.
+    The parts are whole numbers, their sum is the total, and they are the same on every node. What does not divide goes
+    to who wants least, so that a first call finds room; where there is not enough, to the largest remainder (Hamilton).
+    Of equal ones the first name comes first.
     """
     count = len(demands)
     if total <= 0 or not count:
@@ -75,7 +76,7 @@ def split(total: int, demands: Mapping[str, int]) -> dict[str, int]:
     wanted = {node: max(least, min(total, demand)) for node, demand in demands.items()}
     missing = sum(wanted.values())
     if missing <= total:
-        order = sorted(demands, key=lambda node: (-demands[node], node))
+        order = sorted(demands, key=lambda node: (demands[node], node))
         each, over = divmod(total - missing, count)
         return {node: wanted[node] + each + (place < over) for place, node in enumerate(order)}
     rest, weight = total - least * count, missing - least * count
