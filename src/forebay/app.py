@@ -41,6 +41,8 @@ from forebay.processes import Child
 from forebay.recording.journal import Journal
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import Recorder
+from forebay.resume import extra
+from forebay.resuming import Resuming
 from forebay.retrying import LocalRetries
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
@@ -121,6 +123,7 @@ class DataPlane:
         if self.sharing is not None:
             self.sharing.ladder(self.laddering, self._followed)
         self.joining = Joining(clock)
+        self.resuming = Resuming(extra.office(data_dir, clock.wall_s))
         self._wire(far)
         self._follow()
         self._watch()
@@ -129,17 +132,17 @@ class DataPlane:
         """Let every part that depends on the policy follow it."""
         for listener in (
             self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
-            self.lessons.degrading, self.joining, self.laddering,
+            self.lessons.degrading, self.joining, self.laddering, self.resuming,
         ):  # fmt: skip
             self.policy.subscribe(listener)
 
     def _wire(self, far: RemoteGate | None) -> None:
         """Make the request path out of the rooms."""
         retries = far or LocalRetries(self.fleet, self.budgets)
-        self.continuer = Continuer(self.fleet, retries)
+        self.continuer = Continuer(self.fleet, retries, self.resuming)
         dispatcher = Dispatcher(self.fleet, retries, self.upstream, self.continuer, self.lessons)
         sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
-        placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing)
+        placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing, self.resuming)
         if far is None:
             self.beats.append(self.laddering.tick)
         insight = Insight(self._live, self.is_ready, self._serving, self.metrics.render, self.status)
@@ -155,6 +158,7 @@ class DataPlane:
         gauges.watch_automata(self.metrics, self.lessons, self.laddering)
         gauges.watch_joining(self.metrics, self.joining)
         gauges.watch_money(self.metrics, self.gate, self.ledger)
+        gauges.watch_resuming(self.metrics, self.resuming)
         self.follower.gauges(self.metrics)
         if self.sharing is not None:
             self.sharing.gauges(self.metrics)

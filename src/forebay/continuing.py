@@ -7,7 +7,9 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from forebay.domain import FailureKind, Outcome
+from forebay.errors import Refused
 from forebay.ports import Lease, Record, Reply, Retries
+from forebay.resuming import Resuming
 from forebay.routing import attempts
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict, changed
@@ -17,9 +19,10 @@ from forebay.upstream.continuation.shapes import shape_of
 from forebay.upstream.continuation.thread import Thread
 from forebay.upstream.continuation.told import Finish, Leg
 from forebay.upstream.deadlines import Sending
-from forebay.upstream.relay import PING
+from forebay.upstream.relay import EVENT_STREAM, PING, QUIET_PING
 from forebay.wire import facts, sse
 from forebay.wire.members import read_members
+from forebay.wire.resumed import Claim
 
 # What transcripts and the bodies to be sent again may take together; the largest are given up beyond (T30).
 MAX_HELD_BYTES = 268_435_456
@@ -45,9 +48,10 @@ class Continuer:
         lost: broken answers that could not go on, by reason.
     """
 
-    def __init__(self, fleet: Fleet, retries: Retries) -> None:
+    def __init__(self, fleet: Fleet, retries: Retries, resuming: Resuming) -> None:
         self._fleet = fleet
         self._retries = retries
+        self._resuming = resuming
         self._threads: dict[Thread, int] = {}
         self._turns: dict[str, _Turns] = {}
         self.moved: dict[str, int] = {}
@@ -60,6 +64,11 @@ class Continuer:
         thread = Thread(sending.plan, call.endpoint.shape)
         self._threads[thread] = len(sending.body)
         return changed(sending, thread=thread)
+
+    def offer(self, call: Call, claim: Claim, sending: Sending) -> bytes:
+        """Let a client come back for an answer where it could go on; return the header line that says so."""
+        reason = Reason.NO_IDS if sending.thread is not None else self._why_not(call, sending)
+        return self._resuming.offer(call, claim, sending, reason)
 
     def leave(self, sending: Sending) -> None:
         """Forget an answer that has ended."""
@@ -76,6 +85,40 @@ class Continuer:
             thread.forget(Reason.ANSWER_TOO_LONG)
             if held <= MAX_HELD_BYTES:
                 return
+
+    async def take_up(
+        self, call: Call, sending: Sending, lease: Lease, attempt: Attempt, partners: tuple[Reply, Record]
+    ) -> Verdict:
+        """Let an answer go on that another call began, whose client has come back for the rest.
+
+        Args:
+            call: has what the client has.
+            sending: as for a whole answer.
+            lease: the replica for the first leg.
+            attempt: runs one leg.
+            partners: the client's side and the record.
+
+        Raises:
+            Refused: `resume_used`, `resume_mismatch`.
+        """
+        (reply, record), thread, shown = partners, sending.thread, call.shown
+        verdict: Verdict | None = None
+        try:
+            if shown is None or thread is None:
+                raise Refused("resume_mismatch", f"the answer cannot go on here ({self._why_not(call, sending)})")
+            leg = self._resuming.rejoin(call, shown, sending)
+            if isinstance(leg, Finish):
+                verdict = _end(leg, thread, call, sending, reply, record)
+                return verdict
+            thread.on_joined = _Joined(None, thread, lease, reply, record)
+            verdict, _ = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
+            if verdict.outcome not in _OVER and not reply.gone:
+                verdict = await self.go_on(call, sending, (verdict, lease.replica.name), attempt, partners)
+            return verdict
+        finally:
+            lease.report(None, answered=False)
+            if shown is not None and not _came_of_it(verdict, thread):
+                self._resuming.give_back(shown)
 
     async def go_on(
         self, call: Call, sending: Sending, died: tuple[Verdict, str], attempt: Attempt, partners: tuple[Reply, Record]
@@ -106,7 +149,7 @@ class Continuer:
                 lease = await self._berth(longer, sending, dead, reply)
                 if lease is None:
                     return self._lost(verdict, Reason.NO_ENGINE)
-                thread.on_joined = _Joined(turns, thread, lease)
+                thread.on_joined = _Joined(turns, thread, lease, reply, record)
                 record.continued += 1
                 self.moved[sending.pool] = self.moved.get(sending.pool, 0) + 1
                 verdict, failure = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
@@ -150,7 +193,7 @@ class Continuer:
             await asyncio.wait((turn,), timeout=step_s)
             left_s -= step_s
             if not turn.done() and sending.stream.ping_s:
-                reply.write(PING)
+                _ping(sending, reply)
         if not turn.done():
             turns.leave(thread)
 
@@ -171,7 +214,7 @@ class Continuer:
             silent_s += LOOK_S
             if sending.stream.ping_s and silent_s >= sending.stream.ping_s:
                 silent_s = 0.0
-                reply.write(PING)
+                _ping(sending, reply)
 
     def _others(self, pool: str, dead: frozenset[str]) -> bool:
         """Say whether a pool has a usable replica beside some."""
@@ -234,22 +277,51 @@ class _Turns:
 class _Joined:
     """Told when the first text of a leg goes to the client: its prompt is computed, which makes room for the next."""
 
-    def __init__(self, turns: _Turns, thread: Thread, lease: Lease) -> None:
+    def __init__(self, turns: _Turns | None, thread: Thread, lease: Lease, reply: Reply, record: Record) -> None:
         self._turns = turns
         self._thread = thread
         self._lease = lease
+        self._reply = reply
+        self._record = record
 
     def __call__(self) -> None:
-        self._turns.leave(self._thread)
+        if self._turns is not None:
+            self._turns.leave(self._thread)
+        _begin(self._reply)
+        self._record.first_token()
         self._lease.first_token()
+
+
+def _begin(reply: Reply) -> None:
+    """Send the head of an answer that another call began, unless that has been done."""
+    if not reply.started:
+        reply.head(200, (EVENT_STREAM,), None)
+
+
+def _ping(sending: Sending, reply: Reply) -> None:
+    """Keep the client company."""
+    _begin(reply)
+    stamped = sending.thread is not None and sending.thread.stamp is not None
+    reply.write(QUIET_PING if stamped else PING)
+
+
+def _came_of_it(verdict: Verdict | None, thread: Thread | None) -> bool:
+    """Say whether a client that came back was given something: the end, or ids of its own."""
+    if verdict is not None and verdict.outcome is Outcome.OK:
+        return True
+    return thread is not None and thread.stamp is not None and thread.stamp.given > 0
 
 
 def _end(finish: Finish, thread: Thread, call: Call, sending: Sending, reply: Reply, record: Record) -> Verdict:
     """End an answer of which nothing is left to say."""
-    usage = finish.usage
-    record.usage = usage if usage.prompt_tokens else replace(usage, prompt_tokens=call.prompt_tokens, estimated=True)
+    usage, shown = finish.usage, call.shown
+    prompt_tokens = call.prompt_tokens - (0 if shown is None else shown.tokens)
+    record.usage = usage if usage.prompt_tokens else replace(usage, prompt_tokens=prompt_tokens, estimated=True)
     shape = call.endpoint.shape
-    for event in closing(replace(finish, usage=record.usage), thread.told.head, shape):
+    events = closing(replace(finish, usage=record.usage), thread.told.head, shape)
+    _begin(reply)
+    # The finish reason itself may be with the client already.
+    for event in events[1:] if shown is not None and shown.finished else events:
         reply.write(sending.rewriter.event(event, facts.read_event(event, shape, opening=True)))
     reply.write(sse.render(sse.Event(sse.DONE)))
     reply.end()

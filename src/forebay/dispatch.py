@@ -72,7 +72,7 @@ class Dispatcher:
         tried: tuple[Tried, ...] = ()
         self._retries.note_call(permit.pool, call.tenant.name)
         begun = False
-        for name in (call.model, *(() if call.moved else first.fallback)):
+        for name in (call.model, *(() if call.moved or call.shown is not None else first.fallback)):
             model = policy.models[name]
             pool = policy.pools[model.pool]
             if begun:
@@ -113,6 +113,10 @@ class Dispatcher:
     ) -> tuple[Verdict | None, tuple[Tried, ...]]:
         """Try the replicas of one pool; return its best verdict so far, and all tries."""
         lease, reply, record = partners
+        if call.claim is not None:
+            reply.extra += self._continuer.offer(call, call.claim, sending)
+        if call.shown is not None and lease is not None:
+            return await self._continuer.take_up(call, sending, lease, self._attempt, (reply, record)), tried
         used = _NONE
         best: Verdict | None = None
         while lease is not None:

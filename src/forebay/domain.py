@@ -54,10 +54,11 @@ class Usage(Struct, frozen=True):
 
 
 class Spend(Struct, frozen=True):
-    """What a call uses: tokens of prompt and output, and money in the currency of the prices."""
+    """What a call uses: tokens of prompt and output, money in the currency of the prices, and requests of a minute."""
 
     tokens: int
     money: float = 0.0
+    requests: int = 1
 
 
 class Signal(Struct, frozen=True):

@@ -35,6 +35,12 @@ CODES: dict[str, Code] = {
     "json_too_deep": Code(400, _BAD),
     "invalid_value": Code(400, _BAD),
     "missing_value": Code(400, _BAD),
+    # a client that comes back for the rest of an answer
+    "resume_invalid": Code(400, _BAD),
+    "resume_mismatch": Code(409, _BAD),
+    "resume_expired": Code(409, _BAD),
+    "resume_used": Code(409, _BAD),
+    "resume_unavailable": Code(503, _BAD, retry=True),
     # who and what
     "missing_api_key": Code(401, "authentication_error"),
     "invalid_api_key": Code(401, "authentication_error"),

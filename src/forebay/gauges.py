@@ -13,6 +13,7 @@ from forebay.laddering import Laddering
 from forebay.ledger import MonthLedger
 from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
+from forebay.resuming import Resuming
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.understanding import Understanding
@@ -57,6 +58,10 @@ class Gauges:
         metrics.watch(
             "forebay_estimate_error_ratio", lambda: [((m,), error) for m, error, _ in understanding.estimator.report()]
         )
+
+    def watch_resuming(self, metrics: Metrics, resuming: Resuming) -> None:
+        """Register the readings of resumed answers."""
+        metrics.watch("forebay_resumes_total", lambda: [((left,), n) for left, n in resuming.resumed.items()])
 
     def watch_automata(self, metrics: Metrics, lessons: Lessons, laddering: Laddering) -> None:
         """Register the readings of what Forebay decides by itself."""

@@ -88,6 +88,9 @@ class Joining:
         Raises:
             Refused: `invalid_value`, `idempotency_key_reused`, `idempotency_in_progress`, `idempotency_answer_lost`.
         """
+        if call.shown is not None:
+            # The rest of an answer is nobody else's.
+            return reply
         raw = request.headers.get(KEY) if policy.idempotency.ttl_s else None
         if raw is not None:
             return await self._by_key(key_of(raw), request, call, reply, record)
@@ -97,7 +100,7 @@ class Joining:
         return await self._by_request(mode == "on", request, call, reply, record)
 
     def leave(self, record: CallRecord) -> None:
-        """Take note of the end of a call whose record is closed: others may not join it any more."""
+        """Take note of the end of a call whose record is closed: others may not join it any more, if they could."""
         led = self._by_call.pop(record.row.call_id, None)
         if led is None:
             return
@@ -137,7 +140,9 @@ class Joining:
     async def _by_key(self, key: bytes, request: Request, call: Call, reply: Reply, record: CallRecord) -> Reply | None:
         tenant = call.tenant.name
         place = await self._digest(b"", b"key", tenant.encode(), key)
-        seen = await self._digest(request.body, b"print", call.endpoint.name.encode())
+        # Who has not asked for ids must not get an answer that has them.
+        print_of = b"print" if call.claim is None else b"print with ids"
+        seen = await self._digest(request.body, print_of, call.endpoint.name.encode())
         kept, led = self._kept.get(tenant, place, self._clock.now_s()), self._running.get(place)
         first = kept or led
         if first is None:

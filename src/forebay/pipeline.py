@@ -78,9 +78,8 @@ class Pipeline:
             return self.serve(request, reply, route.endpoint, policy)
         return self._local.answer(route, request, reply, policy)
 
-    async def serve(  # noqa: PLR0915 - the path, step by step, in one place
-        self, request: Request, own: Reply, endpoint: Endpoint, policy: Policy
-    ) -> None:
+    # Long, because the path is to be seen step by step in one place.
+    async def serve(self, request: Request, own: Reply, endpoint: Endpoint, policy: Policy) -> None:  # noqa: PLR0915
         """Serve one inference call; every error becomes an answer."""
         call_id = f"{self.run_id}-{next(self._sequence):x}"
         asked_id = request_id(request) or call_id
@@ -94,6 +93,8 @@ class Pipeline:
             tenant = identify(request, policy)
             asked = read_small(request.body, endpoint, policy.limits.json_depth)
             asked = asked or await cleaning.read(request, endpoint, policy)
+            if b"x-forebay-resume" in request.headers:
+                request, asked = self._placing.resuming.read(request, asked, endpoint, tenant, own)
             call = self._understanding.call(request, endpoint, asked, tenant, policy, call_id)
             if call.doubtful:
                 call = await self._understanding.exact(call, request, asked, policy)
@@ -126,8 +127,7 @@ class Pipeline:
         finally:
             if permit is not None and call is not None:
                 self._settle(call, permit, policy.models[record.model], record)
-            if joins:
-                self._joining.leave(record)
+            self._joining.leave(record)
 
     def _settle(self, call: Call, permit: Permit, model: Model, record: CallRecord) -> None:
         """Give a permit back with what its call really took."""

@@ -9,6 +9,7 @@ from forebay.joining import Joining
 from forebay.policy import Policy
 from forebay.ports import Gate, Permit, Reply
 from forebay.recording.record import CallRecord
+from forebay.resuming import Resuming
 from forebay.sparing import Sparing
 from forebay.traffic import Call
 
@@ -23,12 +24,16 @@ class Placing:
         degrading: knows the tenants that are served by another model.
         joining: knows the calls that need not be run.
         sparing: serves calls as the ladder says.
+        resuming: knows what clients have that come back for the rest of an answer.
     """
 
-    def __init__(self, gate: Gate, degrading: Degrading, joining: Joining, sparing: Sparing) -> None:
+    def __init__(
+        self, gate: Gate, degrading: Degrading, joining: Joining, sparing: Sparing, resuming: Resuming
+    ) -> None:
         self._gate = gate
         self._degrading = degrading
         self.joining = joining
+        self.resuming = resuming
         self._sparing = sparing
         # Who is moved for either reason goes into the same room.
         degrading.has_headroom = sparing.has_headroom
@@ -37,8 +42,10 @@ class Placing:
         """Return a call, and what it asks for, as they are served; an answer that is degraded says so.
 
         Raises:
-            Refused: `degraded`, `overloaded`: a level of the ladder has no room for it.
+            Refused: `degraded`, `overloaded`: a level of the ladder has no room for it; `resume_mismatch`.
         """
+        if call.shown is not None:
+            return self.resuming.placed(call, call.shown, policy, record), asked
         call = self._degrading.placed(call, policy, reply, record)
         if self._sparing.laddering.engaged:
             return self._sparing.served(call, asked, policy, reply, record)
@@ -62,7 +69,7 @@ class Placing:
         try:
             return await self._gate.acquire(call, model.pool)
         except Refused as refusal:
-            if refusal.code in _NO_ROOM:
+            if refusal.code in _NO_ROOM and call.shown is None:
                 for name in model.fallback:
                     with suppress(Refused):
                         return await self._gate.acquire(call, policy.models[name].pool)

@@ -72,6 +72,24 @@ class Shutdown(Struct, frozen=True):
     grace_s: float = 600.0
 
 
+class Resume(Struct, frozen=True):
+    """How clients may come back for the rest of an answer.
+
+    Attributes:
+        keys: secrets that seal tokens, the first one new ones; none leaves it to the node's own.
+        ttl_s: a token may be used for so long after its event.
+        configured: somebody has written it down, and so counts on it.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    ttl_s: float = 120.0
+    configured: bool = False
+
+    def __repr__(self) -> str:
+        """Show no key."""
+        return f"Resume(keys={len(self.keys)}, ttl_s={self.ttl_s})"
+
+
 class BreakerPolicy(Struct, frozen=True):
     """When a replica leaves the rotation: consecutive failures, then seconds until a probe."""
 
@@ -325,6 +343,7 @@ class Policy(Struct, frozen=True):
     rules: tuple[Rule, ...] = ()
     single_flight: bool = False
     idempotency: Idempotency = Idempotency()
+    resume: Resume = Resume()
     hash: str = ""
     created: int = 0
     kv_ratios: tuple[float, float, float] = KV_RATIOS

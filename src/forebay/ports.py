@@ -8,6 +8,7 @@ from msgspec import Struct
 from forebay.domain import FailureKind, Replica, Spend, Usage, Value
 from forebay.policy import LevelOverride
 from forebay.traffic import Call, Header
+from forebay.wire.resumed import Mark
 
 
 class ReplyListener(Protocol):
@@ -89,6 +90,24 @@ class Lease(Protocol):
             answered: the engine answered as it should; False with no failure means that nobody waited any more.
             cached_tokens: of the prompt, as the engine counted them.
         """
+
+
+class Stamp(Protocol):
+    """Gives the events of an answer ids with which its client may come back for the rest.
+
+    Attributes:
+        given: ids so far.
+    """
+
+    given: int
+
+    def after(self, mark: Mark | None) -> bytes | None:
+        """Return the id of an event; None when it gets none, empty when the client is to forget the one before.
+
+        Args:
+            mark: where the answer stands behind the event; None when it cannot be gone on with any more.
+        """
+        ...
 
 
 class Record(Protocol):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from forebay.domain import FailureKind, Outcome, Tenant, Value
 from forebay.wire.endpoints import Endpoint
+from forebay.wire.resumed import Claim, Shown
 
 Header = tuple[bytes, bytes]
 """Name in lower case, and value."""
@@ -119,14 +120,17 @@ class Call:
         retries: tries of the client before this one, as it counts them.
         rule: name of the rule that decided on it; empty without one.
         doubtful: no rule has decided yet, because the exact length of the prompt would make a difference.
+        claim: who may come back for the rest of the answer; None when the client has not asked for that.
+        shown: what the client has of an answer that it comes back for.
+        resumed: the call that began the answer was charged for the request and its prompt.
         notice: text that ends its answer, which says how it was degraded; empty for none.
         moved: it is served by another model because its own pool is full, and goes nowhere else from there.
     """
 
     __slots__ = (
-        "bound_tokens", "call_id", "deadline_s", "doubtful", "endpoint", "headers", "max_tokens", "model", "money",
-        "moved", "notice", "output_tokens", "prompt_tokens", "received_s", "retries", "rule", "stream", "template",
-        "tenant", "value", "wants_usage", "work",
+        "bound_tokens", "call_id", "claim", "deadline_s", "doubtful", "endpoint", "headers", "max_tokens", "model",
+        "money", "moved", "notice", "output_tokens", "prompt_tokens", "received_s", "resumed", "retries", "rule",
+        "shown", "stream", "template", "tenant", "value", "wants_usage", "work",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - its attributes
@@ -134,7 +138,8 @@ class Call:
         prompt_tokens: int, output_tokens: int, headers: tuple[Header, ...], received_s: float, deadline_s: float,
         value: Value = "medium", work: Work = NO_WORK, money: float = 0.0, max_tokens: int | None = None,
         bound_tokens: int = 0, template: str = "", retries: int = 0, rule: str = "", doubtful: bool = False,
-        notice: str = "", moved: bool = False,
+        claim: Claim | None = None, shown: Shown | None = None, resumed: bool = False, notice: str = "",
+        moved: bool = False,
     ) -> None:  # fmt: skip
         self.call_id: Final = call_id
         self.endpoint: Final = endpoint
@@ -156,6 +161,9 @@ class Call:
         self.retries: Final = retries
         self.rule: Final = rule
         self.doubtful: Final = doubtful
+        self.claim: Final = claim
+        self.shown: Final = shown
+        self.resumed: Final = resumed
         self.notice: Final = notice
         self.moved: Final = moved
 

@@ -13,7 +13,7 @@ from forebay.edge.body import Asked
 from forebay.edge.prompt import choices, prompt_of
 from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
-from forebay.policy import Model, Policy
+from forebay.policy import EngineKind, Model, Policy
 from forebay.traffic import Call, Prompt, Request, Work, changed
 from forebay.wire.endpoints import Endpoint
 
@@ -76,9 +76,7 @@ class Understanding:
                 model = _rerouted(action.reroute, model, tenant, policy)
                 terms = self._terms.read(headers, asked.max_tokens, model, tenant).within(action)
                 work = self._work(tenant, model, asked, terms, prompt, endpoint)
-        engine = ENGINES[policy.pools[model.pool].engine]
-        if endpoint.name not in engine.endpoints:
-            raise Refused("endpoint_not_supported", f"the engine of this model ({engine.kind}) has no {endpoint.path}")
+        _must_have(endpoint, policy.pools[model.pool].engine)
         bound_tokens = _bound_tokens(endpoint, asked, terms, work)
         return Call(
             call_id,
@@ -101,6 +99,8 @@ class Understanding:
             retries_of(headers),
             rule,
             doubtful,
+            asked.claim,
+            asked.shown,
         )
 
     async def exact(self, doubtful: Call, request: Request, asked: Asked, policy: Policy) -> Call:
@@ -179,6 +179,11 @@ class Understanding:
 def request_id(request: Request) -> str:
     """Return the client's request id if it is 1-128 visible ASCII characters, else an empty text."""
     return name_of(request.headers.get(b"x-request-id", b""))
+
+
+def _must_have(endpoint: Endpoint, kind: EngineKind) -> None:
+    if endpoint.name not in ENGINES[kind].endpoints:
+        raise Refused("endpoint_not_supported", f"the engine of this model ({kind}) has no {endpoint.path}")
 
 
 def _all_choices(asked: Asked, cap_tokens: int | None) -> int | None:

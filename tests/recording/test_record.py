@@ -100,7 +100,7 @@ def test_a_whole_call(desk: Desk) -> None:
         "decode_time_source": "gateway", "total_ms": 2562.5, "total_source": "gateway", "hygiene": ["not_nfc"],
         "output_flags": ["loop"], "prompt_template_id": "greeting", "request_value": "high", "max_tokens": 64,
         "input_estimate_tokens": 9, "output_estimate_tokens": 40, "retry_count": 2, "rule": "r",
-        "degraded": [], "continued": 0,
+        "degraded": [], "continued": 0, "resumed_from": None, "resumed_tokens": None,
     }  # fmt: skip
     assert row["attempts"] == [{"pool": "main", "replica": "h:1", "failure": None, "status": 200, "ms": 2500.0}]
     assert row["ts"] == 1_800_000_002.562

@@ -96,6 +96,7 @@ class FakeRecord:
         self.usage: Usage | None = None
         self.input_estimate_tokens = 0
         self.output_events = 0
+        self.continued = 0
         self.queue_ms: float | None = None
         self.engine_prefill_ms: float | None = None
         self.engine_decode_ms: float | None = None

@@ -211,10 +211,10 @@ class LocalGate:
 
     def _admitted(self, call: Call, pool: str) -> LocalPermit:
         """Reserve what a call may use, or refuse it by its tenant's limits."""
-        tokens = call.prompt_tokens + call.bound_tokens
-        reservation = self.quota.reserve(
-            call.tenant, Spend(tokens, call.money), self._clock.now_s(), self._clock.wall_s()
-        )
+        spend = Spend(call.prompt_tokens + call.bound_tokens, call.money)
+        if call.resumed:
+            spend = Spend(call.bound_tokens, call.money, 0)
+        reservation = self.quota.reserve(call.tenant, spend, self._clock.now_s(), self._clock.wall_s())
         if isinstance(reservation, Denied):
             wait_s = reservation.retry_after_s
             text = _DENIALS[reservation.limit]

@@ -60,6 +60,7 @@ class Reservation(Struct, eq=False):
         tokens: reserved.
         nano: money reserved, in billionths.
         second: the bucket that they are counted in; far in the past when the tenant had no limit.
+        requests: of the minute.
         held: whether it is still to be given back.
     """
 
@@ -67,6 +68,7 @@ class Reservation(Struct, eq=False):
     tokens: int
     nano: int
     second: int
+    requests: int = 1
     held: bool = True
 
 
@@ -131,7 +133,7 @@ class Account:
             return Denied("insufficient_quota", None, "money_month")
         return None
 
-    def denial(self, tokens: int, now_s: float) -> Denied | None:
+    def denial(self, tokens: int, now_s: float, requests: int = 1) -> Denied | None:
         """Say which limit at once or of the minute a call would pass, if any; moves the windows on."""
         ceiling = self._calls
         if ceiling is not None and self.held >= ceiling:
@@ -142,9 +144,9 @@ class Account:
         self.requests.advance(second)
         self.tokens.advance(second)
         ceiling = self._requests
-        if ceiling is not None and self.requests.total + 1 > ceiling:
+        if ceiling is not None and self.requests.total + requests > ceiling and requests:
             self._refused[1] += 1
-            wait_s = _retry_s(self.requests, 1, ceiling, self.tenant.requests_per_minute, now_s)
+            wait_s = _retry_s(self.requests, requests, ceiling, self.tenant.requests_per_minute, now_s)
             return Denied("requests_limit", wait_s, "requests")
         ceiling = self._tokens
         if ceiling is not None and self.tokens.total + tokens > ceiling:
@@ -214,16 +216,16 @@ class Quota:
         if account.monthly:
             denied = account.month_denial(tokens, nano, self._calendar.month_at(now_s, wall_s))
         if account.limited and denied is None:
-            denied = account.denial(tokens, now_s)
+            denied = account.denial(tokens, now_s, spend.requests)
             second = int(now_s)
         if denied is not None:
             return denied
         if second != _UNCOUNTED:
-            account.requests.add(1, second)
+            account.requests.add(spend.requests, second)
             account.tokens.add(tokens, second)
         account.purse.reserve(tokens, nano)
         account.held += 1
-        return Reservation(account, tokens, nano, second)
+        return Reservation(account, tokens, nano, second, spend.requests)
 
     def settle(self, reservation: Reservation, used: Spend | None, now_s: float, wall_s: float) -> None:
         """Give the place back and count what was really used; a second time does nothing.
@@ -246,7 +248,7 @@ class Quota:
         """Undo a reservation whose call never ran: place, request, tokens, money; a second time does nothing."""
         if reservation.held and reservation.second != _UNCOUNTED:
             reservation.account.requests.advance(int(now_s))
-            reservation.account.requests.add(-1, reservation.second)
+            reservation.account.requests.add(-reservation.requests, reservation.second)
         self._give_back(reservation, 0, 0, now_s, wall_s)
 
     def limited(self) -> Iterator[Account]:

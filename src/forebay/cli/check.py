@@ -6,6 +6,7 @@ from pathlib import Path
 from forebay.clock import SystemClock
 from forebay.config.load import environment, load
 from forebay.errors import ConfigError
+from forebay.resume import extra
 
 
 def run_check(path: Path) -> int:
@@ -26,4 +27,7 @@ def run_check(path: Path) -> int:
         f"{path}: valid; listens on {settings.listen}; models {len(policy.models)}, pools {len(policy.pools)}, "
         f"replicas {replicas}, tenants {tenants or 'none (no keys)'}; hash {policy.hash}"
     )
+    missing = extra.missing() if policy.resume.configured else ""
+    if missing:
+        print(f"{path}: resume: answers cannot be resumed: {missing}", file=sys.stderr)
     return 0

@@ -8,6 +8,7 @@ from forebay import policy
 from forebay.config.addresses import Address, parse_replica
 from forebay.config.credentials import MIN_PLAIN, resolve, tenant_key
 from forebay.config.faults import Faults, Loc
+from forebay.config.resume import compile_resume
 from forebay.config.rules import compile_rules
 from forebay.config.schema import (
     AdmissionSettings,
@@ -52,6 +53,7 @@ def compile_policy(
         single_flight=any(model.single_flight != "off" for model in models.values()),
         idempotency=policy.Idempotency(**settings.idempotency.model_dump()),
         kv_ratios=_three(settings.ladder.kv_ratios),
+        resume=compile_resume(settings.resume, environ, faults),
     )
 
 

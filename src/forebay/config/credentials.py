@@ -10,6 +10,7 @@ from hashlib import sha256
 from msgspec import Struct
 
 MIN_PLAIN = 16
+MIN_SECRET = 32
 MAX_PLAIN = 1024
 _VISIBLE = re.compile(rf"[!-~]{{1,{MAX_PLAIN}}}")
 _DIGEST = re.compile(r"sha256:[0-9A-Fa-f]{64}")

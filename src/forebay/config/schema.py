@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from forebay import policy
-from forebay.config.addresses import check_network, check_origin, parse_address, parse_replica
+from forebay.config.addresses import check_network, parse_address, parse_replica
 from forebay.config.credentials import check_api_key, check_tenant_key
 from forebay.config.joining import IdempotencySettings, SingleFlight
 from forebay.config.meeting import NODE, NodeName, StoreSettings
+from forebay.config.origins import CorsSettings
+from forebay.config.resume import ResumeSettings
 from forebay.config.rules import RuleSettings
 from forebay.config.section import MAX_COUNT, Count, Name, Section, Workers, setting
 from forebay.domain import VALUES, Value
@@ -52,7 +54,6 @@ ReplicaUrl = Annotated[str, AfterValidator(_check_url)]
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
 TenantKeyText = Annotated[str, AfterValidator(check_tenant_key)]
 ApiKeyText = Annotated[str, AfterValidator(check_api_key)]
-Origin = Annotated[str, AfterValidator(check_origin)]
 Network = Annotated[str, AfterValidator(check_network)]
 LargeCount = Annotated[int, Field(ge=1, le=MAX_LARGE_COUNT)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_S)]
@@ -359,12 +360,6 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = setting("info", "", "The least serious kind that is shown.")
 
 
-class CorsSettings(Section):
-    """Which web pages may call."""
-
-    origins: list[Origin] = setting([], "origins", "`https://HOST[:PORT]`, or `*` for all.")
-
-
 class FileSettings(Section):
     """The whole file."""
 
@@ -384,6 +379,7 @@ class FileSettings(Section):
     stream: StreamSettings = setting(StreamSettings(), "", "How answers are streamed.")
     shutdown: ShutdownSettings = setting(ShutdownSettings(), "", "How the data plane stops.")
     store: StoreSettings = setting(StoreSettings(), "", "Where several nodes meet.")
+    resume: ResumeSettings = setting(ResumeSettings(), "", "How clients may come back for the rest of an answer.")
     log: LogSettings = setting(LogSettings(), "", "What is logged.")
     rules: list[RuleSettings] = setting(
         [], "", "Conditions and what then happens; the first rule that holds decides (docs/rules.md).", max_length=200

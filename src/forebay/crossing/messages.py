@@ -37,6 +37,7 @@ class Need(Struct, frozen=True, array_like=True):
 
     Attributes:
         blocks: hashes of the prompt's leading blocks.
+        resumed: see `Call`.
     """
 
     call_id: str
@@ -52,6 +53,7 @@ class Need(Struct, frozen=True, array_like=True):
     received_s: float
     deadline_s: float
     blocks: tuple[int, ...]
+    resumed: bool = False
 
 
 class Place(Struct, frozen=True, array_like=True):
@@ -338,6 +340,7 @@ def need_of(call: Call) -> Need:
         call.received_s,
         call.deadline_s,
         work.blocks,
+        call.resumed,
     )
 
 
@@ -369,6 +372,7 @@ def call_of(need: Need) -> Call:
         Work(need.prompt_tokens, need.output_tokens, need.likely_output_tokens, blocks=need.blocks),
         need.money,
         bound_tokens=need.bound_tokens,
+        resumed=need.resumed,
     )
 
 

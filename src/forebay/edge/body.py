@@ -8,6 +8,7 @@ from forebay.errors import Refused
 from forebay.wire.depth import check_depth
 from forebay.wire.endpoints import Endpoint, Shape
 from forebay.wire.members import DuplicateKey, InvalidJson, Members, TooDeep, read_members
+from forebay.wire.resumed import Claim, Shown
 
 # Above this size the loop gets a turn between two passes over the body, each of a few milliseconds at most.
 SLICE_BYTES = 262_144
@@ -22,13 +23,14 @@ class Asked:
         wants_usage: `stream_options.include_usage` is true.
         max_tokens: the client's own cap of the output.
         counted: tokens of the prompt as an engine counted them; 0 when none could, None while none was asked.
+        claim: see `Call`; so is `shown`.
     """
 
-    __slots__ = ("counted", "max_tokens", "members", "model", "stream", "wants_usage")
+    __slots__ = ("claim", "counted", "max_tokens", "members", "model", "shown", "stream", "wants_usage")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its attributes
         self, members: Members, model: str, stream: bool, wants_usage: bool, max_tokens: int | None,
-        counted: int | None = None,
+        counted: int | None = None, claim: Claim | None = None, shown: Shown | None = None,
     ) -> None:  # fmt: skip
         self.members: Final = members
         self.model: Final = model
@@ -36,6 +38,8 @@ class Asked:
         self.wants_usage: Final = wants_usage
         self.max_tokens: Final = max_tokens
         self.counted: Final = counted
+        self.claim: Final = claim
+        self.shown: Final = shown
 
 
 def read_small(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked | None:

@@ -95,6 +95,9 @@ CONTINUED: Final = Family(
 CONTINUATIONS_LOST: Final = Family(
     "forebay_continuations_lost_total", "counter", ("cause",), "Broken answers that could not go on."
 )
+RESUMED: Final = Family(
+    "forebay_resumes_total", "counter", ("left",), "Answers that clients came back for, by what was left of them."
+)
 RULE_APPLIED: Final = Family("forebay_rule_applied_total", "counter", ("rule",), "Calls that a rule decided on.")
 ESTIMATE_ERROR: Final = Family(
     "forebay_estimate_error_ratio", "gauge", ("model",), "Median error of the estimates of prompt tokens, relative."
@@ -201,7 +204,7 @@ WATCHED: Final = (
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
     REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN, STORE_UP, STORE_AGE, STORE_FAILURES, NODES, PORTION,
-    MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY,
+    RESUMED, MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY,
 )  # fmt: skip
 UNKNOWN_AT_FIRST: Final = frozenset({LADDER_KV})
 """Families that have no series while nobody knows: 0 would be a lie."""

@@ -85,5 +85,7 @@ class CloseLine(Struct, eq=False, gc=False, tag_field="kind", tag="close"):
     continued: int = 0
     joined: str | None = None
     joined_how: str | None = None
+    resumed_from: str | None = None
+    resumed_tokens: int | None = None
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA

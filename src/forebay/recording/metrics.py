@@ -32,6 +32,7 @@ _PAINS = ("waiting", "preemptions", "first_token")
 _KINDS = ("prompt", "completion", "cached")
 _BOUNDS = ("low", "expected", "high")
 _STATUSES = range(100, 600)
+_LEFT = (("text",), ("end",))
 _JOURNAL_KINDS = (("open",), ("close",))
 _JOURNAL_STATES = (("ok",), ("full",), ("failing",))
 
@@ -272,6 +273,7 @@ class Metrics:
             ("cause",): [(NO_FAILURE,)],
             ("tenant", "bound"): [(name, bound) for name in sorted(self._tenants) for bound in _BOUNDS],
             ("mode",): [("key",), ("on",), ("warn",)],
+            ("left",): _LEFT,
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
             ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],
         }

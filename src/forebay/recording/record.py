@@ -78,10 +78,11 @@ class CallRecord:
         output_flags: what the output watch saw.
         continued: how often the answer went on from another replica.
         lease: of the latest try; hears of the first token.
+        before: what another call has counted of the answer already; None for a whole one.
     """
 
     __slots__ = (
-        "attempts", "closed", "continued", "desk", "dispatched_s", "engine_decode_ms", "engine_prefill_ms",
+        "attempts", "before", "closed", "continued", "desk", "dispatched_s", "engine_decode_ms", "engine_prefill_ms",
         "first_token_s", "hygiene", "input_estimate_tokens", "lease", "opened_s", "output_events", "output_flags",
         "prefill_s", "queue_ms", "refusal", "row", "series", "trying", "usage",
     )  # fmt: skip
@@ -101,6 +102,7 @@ class CallRecord:
         self.output_flags: tuple[str, ...] = ()
         self.continued = 0
         self.lease: Lease | None = None
+        self.before: Usage | None = None
         self.closed = False
         self.dispatched_s = _NEVER_S
         self.first_token_s = _NEVER_S
@@ -134,6 +136,12 @@ class CallRecord:
         row.retry_count = call.retries
         row.prompt_template_id = call.template or None
         row.rule = call.rule or None
+
+    def resumed(self, call_id: str, before: Usage) -> None:
+        """Tell that the call goes on with the answer of another one, in whose row the tokens before stand."""
+        self.before, self.input_estimate_tokens = before, 0
+        self.row.resumed_from = call_id
+        self.row.resumed_tokens = before.prompt_tokens + before.completion_tokens
 
     def admitted(self, received_s: float) -> None:
         """Tell that the call has its permit; its request was whole at `received_s` monotonic seconds."""
@@ -281,7 +289,9 @@ class CallRecord:
 
         A call that no engine worked on, or whose engine failed before any content, counts nothing.
         """
-        usage, series = self.usage, self.series
+        usage, series, before = self.usage, self.series, self.before
+        if usage is not None and before is not None:
+            usage = Usage(0, max(0, usage.completion_tokens - before.completion_tokens), None, usage.estimated)
         if usage is not None:
             prompt, completion = usage.prompt_tokens, usage.completion_tokens
             row.usage_estimated = usage.estimated

@@ -26,7 +26,9 @@ from forebay.wire.usage import merge_usage
 MAX_HELD_EVENTS = 64
 MAX_ERROR_BYTES = 1_048_576
 PING = b": keep-alive\n\n"
-_EVENT_STREAM: Header = (b"content-type", b"text/event-stream; charset=utf-8")
+# Behind an id: some clients take the blank line for the end of an event without data, and fail (openai-python).
+QUIET_PING = b": keep-alive\n"
+EVENT_STREAM: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 _DONE = sse.render(sse.Event(sse.DONE))
 
 
@@ -174,8 +176,8 @@ class Relay:
         """Keep proxies on the way from giving up; from here on errors travel inside the stream."""
         self._last_s = now_s
         if not self._reply.started:
-            self._reply.head(200, (_EVENT_STREAM,), None)
-        self._reply.write(PING)
+            self._reply.head(200, (EVENT_STREAM,), None)
+        self._reply.write(PING if self._call.claim is None else QUIET_PING)
 
     # streams
 

@@ -35,9 +35,9 @@ class Rewriter(Struct, frozen=True):
                 return b""
             if NULL_USAGE in event.data:
                 data = event.data.replace(b"," + NULL_USAGE, b"", 1).replace(NULL_USAGE + b",", b"", 1)
-                event = sse.Event(data, event.name)
+                event = sse.Event(data, event.name, event.id)
         if seen.model is not None and seen.model != self.model:
-            event = sse.Event(_rename(event.data, seen.model, self.model), event.name)
+            event = sse.Event(_rename(event.data, seen.model, self.model), event.name, event.id)
         if self.notice and seen.finished is not None:
             event = sse.Event(with_notice(event.data, b"delta", self.notice), event.name)
         return sse.render(event)

@@ -14,10 +14,11 @@ DONE = b"[DONE]"
 
 
 class Event(Struct, frozen=True, gc=False):
-    """One event: its data (lines joined by LF) and its name, empty for the default."""
+    """One event: its data (lines joined by LF), its name, empty for the default, and an id of ours (None: without)."""
 
     data: bytes
     name: bytes = b""
+    id: bytes | None = None
 
 
 class FrameError(Exception):
@@ -26,9 +27,11 @@ class FrameError(Exception):
 
 def render(event: Event) -> bytes:
     """Write an event back as bytes, in the form that every client library reads."""
-    if not event.name and b"\n" not in event.data:
+    if event.id is None and not event.name and b"\n" not in event.data:
         return b"data: %b\n\n" % event.data
-    head = b"event: %b\n" % event.name if event.name else b""
+    head = b"" if event.id is None else b"id: %b\n" % event.id
+    if event.name:
+        head += b"event: %b\n" % event.name
     return head + b"".join(b"data: %b\n" % line for line in event.data.split(b"\n")) + b"\n"
 
 

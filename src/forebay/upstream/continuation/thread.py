@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from forebay.domain import FailureKind, Usage
+from forebay.ports import Stamp
 from forebay.upstream.continuation.moves import AtLimit, Continue, Death, GiveUp, next_leg
 from forebay.upstream.continuation.reasons import Impossible, Reason
-from forebay.upstream.continuation.resume import at_limit, resume_request
+from forebay.upstream.continuation.resume import MAX_TAIL_CHARS, at_limit, resume_request
 from forebay.upstream.continuation.seam import Seam
 from forebay.upstream.continuation.shapes import Plan
 from forebay.upstream.continuation.token_ids import chunk_of, without_ids
@@ -24,10 +25,11 @@ class Thread:
         told: what the client had when the latest engine died.
         given_up: why it cannot go on; None while it can.
         on_joined: called when the first events of a new leg go to the client.
+        stamp: gives the events ids with which the client may come back; None where it has not asked for them.
     """
 
     __slots__ = ("_barred", "_failed", "_mode", "_seam", "_shape", "_transcript", "given_up", "moves", "on_joined",
-                 "plan", "told")  # fmt: skip
+                 "plan", "stamp", "told")  # fmt: skip
 
     def __init__(self, plan: Plan, shape: Shape) -> None:
         self.plan = plan
@@ -35,6 +37,7 @@ class Thread:
         self.told = Told()
         self.given_up: Reason | None = None
         self.on_joined: Callable[[], None] | None = None
+        self.stamp: Stamp | None = None
         self._shape: Shape = shape
         self._transcript = Transcript()
         self._seam: Seam | None = None
@@ -70,9 +73,9 @@ class Thread:
     def token(self, text: bytes, read: bytes) -> bytes:
         """Keep a read that is one more token; return the chunk that the client gets."""
         self._transcript.add(text)
-        if not self.plan.collects_ids:
-            return read
-        bare = without_ids(text)
+        bare = without_ids(text) if self.plan.collects_ids else text
+        if self.stamp is not None:
+            return chunk_of(bare, self.stamp.after(self._transcript.mark()))
         return read if bare is text else chunk_of(bare)
 
     def events(self, event: Event) -> list[Event]:
@@ -84,7 +87,7 @@ class Thread:
         seam = self._seam
         if seam is None:
             self._transcript.add(event.data)
-            return [self._bare(event)]
+            return self._stamped([self._bare(event)])
         waited = not seam.joined
         try:
             joined = seam.join(event)
@@ -93,7 +96,7 @@ class Thread:
             raise
         if waited and seam.joined and self.on_joined is not None:
             self.on_joined()
-        return [self._bare(e) for e in joined]
+        return self._stamped([self._bare(e) for e in joined])
 
     def usage(self, usage: Usage) -> Usage:
         """Return the usage of the whole answer from that of the running leg."""
@@ -127,14 +130,39 @@ class Thread:
                     return at_limit(sent, self.told)
                 case Continue(barred):
                     self._barred = barred
+                    self.moves += 1
                     return self._begin(resume_request(sent, self.told, self.plan, barred))
         except Impossible as impossible:
             self.given_up = impossible.reason
         return None
 
+    def resume(self, told: Told, sent: bytes) -> Leg | Finish | None:
+        """Begin where the client of another call stands; None when that cannot be, for the reason `given_up`.
+
+        Args:
+            told: what it has been told.
+            sent: body of the request, as a first leg would send it.
+        """
+        self._transcript.go_on(told)
+        self.told = told
+        # How many tokens its last word has can be told only if the latest events are known.
+        if sum(map(len, told.recent)) < min(len(told.text), MAX_TAIL_CHARS):
+            self._barred = frozenset(("words",))
+        try:
+            return self._begin(resume_request(sent, told, self.plan, self._barred))
+        except Impossible as impossible:
+            self.given_up = impossible.reason
+        return None
+
+    def _stamped(self, events: list[Event]) -> list[Event]:
+        """Give the last of some events an id, which is for all of them."""
+        if self.stamp is not None and events:
+            last = events[-1]
+            events[-1] = Event(last.data, last.name, self.stamp.after(self._transcript.mark()))
+        return events
+
     def _begin(self, leg: Leg | Finish) -> Leg | Finish:
         if isinstance(leg, Leg):
-            self.moves += 1
             self._mode = leg.mode
             self._seam = Seam(leg, self.told, self._transcript, self._shape)
         return leg

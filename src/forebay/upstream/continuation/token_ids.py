@@ -21,9 +21,11 @@ def without_ids(data: bytes) -> bytes:
     return data if at < 0 else _nulled(data, at + 19)
 
 
-def chunk_of(data: bytes) -> bytes:
-    """Return the HTTP chunk of an event of one line, as `sse.lone_event` takes it apart."""
-    return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
+def chunk_of(data: bytes, id: bytes | None = None) -> bytes:
+    """Return the HTTP chunk of an event of one line, as `sse.lone_event` takes it apart; with an id if there is one."""
+    if id is None:
+        return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
+    return b"%x\r\nid: %b\ndata: %b\n\n\r\n" % (len(id) + len(data) + 13, id, data)
 
 
 def _nulled(data: bytes, start: int) -> bytes:

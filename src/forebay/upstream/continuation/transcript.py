@@ -10,6 +10,7 @@ from typing import Final
 from forebay.upstream.continuation.chunks import Chunk, Piece, piece_of, plain_text, read_chunks, read_head
 from forebay.upstream.continuation.reasons import Impossible, Reason
 from forebay.upstream.continuation.told import Head, Leg, Told
+from forebay.wire.resumed import Mark
 
 FOLD_BYTES: Final = 65_536
 MAX_TEXT_BYTES: Final = 1_048_576
@@ -30,9 +31,10 @@ class Transcript:
     """
 
     __slots__ = (
-        "_base_tokens", "_cached_tokens", "_chars", "_clean", "_clean_chars", "_clean_ids", "_events", "_flaw", "_head",
-        "_ids", "_prompt_ids", "_prompt_tokens", "_raw", "_raw_bytes", "_reasoning", "_recent", "_safe", "_safe_chars",
-        "_says_events", "_text", "_text_bytes", "_tools", "legs",
+        "_base_tokens", "_cached_tokens", "_chars", "_clean", "_clean_chars", "_clean_ids", "_events", "_finished",
+        "_flaw", "_head", "_ids", "_marked", "_marked_usages", "_prompt_ids", "_prompt_tokens", "_raw", "_raw_bytes",
+        "_reasoning", "_recent", "_safe", "_safe_chars", "_says_events", "_text", "_text_bytes", "_tools", "_usages",
+        "legs",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +59,8 @@ class Transcript:
         self._clean_ids = 0
         self._clean_chars = 0
         self._tools = False
+        self._finished: str | None = None
+        self._usages = self._marked = self._marked_usages = 0
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
 
@@ -74,6 +78,41 @@ class Transcript:
         self._raw_bytes += len(data)
         if self._raw_bytes > FOLD_BYTES:
             self._fold()
+
+    def go_on(self, told: Told) -> None:
+        """Begin with what the client of another call has been told."""
+        self._text = [told.text]
+        self._marked = 1
+        self._text_bytes = len(told.text.encode(errors="surrogatepass"))
+        self._chars = len(told.text)
+        self._recent = list(told.recent)
+        self._base_tokens = told.tokens
+        self._prompt_tokens = told.prompt_tokens
+        self._cached_tokens = told.cached_tokens
+        self._head = told.head
+
+    def mark(self) -> Mark | None:
+        """Return where the answer stands, and what it says since the last time.
+
+        None when it can no longer go on from its text.
+        """
+        self._fold()
+        parts, usages = self._marked, self._marked_usages
+        self._marked, self._marked_usages = len(self._text), self._usages
+        if self._flaw is not None or self._tools or self._reasoning:
+            return None
+        head, counted = self._head, len(self._ids) > 0
+        prompt_tokens = len(self._prompt_ids) if self._prompt_ids is not None else self._prompt_tokens
+        return Mark(
+            "".join(self._text[parts:]),
+            (head.id, head.created, head.model, head.system_fingerprint),
+            self._base_tokens + ((self._safe or len(self._ids)) if counted else self._says_events),
+            counted,
+            prompt_tokens,
+            self._cached_tokens,
+            self._finished,
+            self._usages > usages,
+        )
 
     def told(self) -> Told:
         """Return what the client has been told."""
@@ -183,6 +222,10 @@ class Transcript:
     def _take_any(self, piece: Piece) -> None:
         if piece.prompt_ids and self._prompt_ids is None and not self.legs:
             self._prompt_ids = array("q", piece.prompt_ids)
+        if piece.finished is not None:
+            self._finished = piece.finished
+        if piece.prompt_tokens is not None and not piece.chosen:
+            self._usages += 1
         if piece.prompt_tokens is not None and not self.legs:
             self._prompt_tokens = piece.prompt_tokens
             self._cached_tokens = piece.cached_tokens

@@ -1,0 +1,84 @@
+"""The client of docs/resume.md, and clients that leave after so many events and come back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+from faults.mortals import PATHS, PROMPTS, TOKENS
+from gateway_process import Document
+
+from forebay.engines.sim.spec import VocabularyName
+from forebay.engines.sim.tokens import VOCABULARIES
+from forebay.wire.endpoints import Shape
+from tests.docs.pages import REPO, blocks
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def documented() -> Document:
+    """What the client on the page defines."""
+    (block,) = blocks(REPO / "docs" / "resume.md", "python")
+    defined: Document = {"__name__": "resume_page"}
+    exec(compile(block.text, str(block), "exec"), defined)
+    return defined
+
+
+CHUNKS: Callable[..., Iterator[Document]] = documented()["chunks"]
+
+
+class Story(NamedTuple):
+    """A request, and what its answer must be."""
+
+    shape: Shape = "chat"
+    vocabulary: VocabularyName = "ascii"
+    tokens: int = TOKENS
+    more: Document = {}
+
+    @property
+    def body(self) -> Document:
+        body: Document = {"model": "m", "max_tokens": self.tokens, "sim_vocabulary": self.vocabulary}
+        return body | {"stream_options": {"include_usage": True}} | PROMPTS[self.shape] | self.more
+
+    @property
+    def text(self) -> str:
+        return VOCABULARIES[self.vocabulary].texts(0, self.tokens)
+
+    def told(self, http: httpx.Client, bases: Sequence[str], key: str = "key-A", **how: Any) -> "Told":
+        """Ask with the documented client, and read all of it."""
+        return read(CHUNKS(http, bases, key, self.body, PATHS[self.shape], **how))
+
+
+def http_client(connections: int) -> httpx.Client:
+    """A client for so many answers at once; it makes none wait for another."""
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    return httpx.Client(timeout=httpx.Timeout(10, connect=2), limits=limits, trust_env=False)
+
+
+class Told(NamedTuple):
+    """What a client was told."""
+
+    text: str
+    finishes: list[str]
+    usages: list[Document]
+    identities: set[str]
+
+
+def read(chunks: Iterator[Document]) -> Told:
+    """Read chunks as clients do."""
+    text, finishes, usages, identities = "", [], [], set()
+    for chunk in chunks:
+        identities.add(f"{chunk['id']} {chunk['created']} {chunk['model']}")
+        usages += [chunk["usage"]] if chunk.get("usage") else []
+        for choice in chunk["choices"]:
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            finishes += [choice["finish_reason"]] if choice.get("finish_reason") else []
+    return Told(text, finishes, usages, identities)
+
+
+def whole(story: Story, told: Told) -> None:
+    """The answer is the one that would have come without a death."""
+    assert told.text == story.text, (story, told)
+    assert (told.finishes, len(told.usages), len(told.identities)) == (["length"], 1, 1), (story, told)
+    (usage,) = told.usages
+    assert usage["completion_tokens"] == story.tokens, (story, told)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], (story, told)

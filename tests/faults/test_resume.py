@@ -1,0 +1,83 @@
+"""Gateways that die in the middle of answers whose clients come back, to another node or to the same one."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from faults.comeback import KEY, Story, http_client, whole
+from faults.mortals import Sim, settings_for
+from gateway_process import Document, Gateway, eventually
+
+pytestmark = pytest.mark.integration
+
+STREAMS = 40
+LONG_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def sims() -> Iterator[list[Sim]]:
+    started = [Sim(), Sim()]
+    try:
+        for sim in started:
+            sim.wait()
+        yield started
+    finally:
+        for sim in started:
+            sim.stop()
+
+
+def settings(sims: list[Sim], **sections: Any) -> Document:
+    return settings_for(sims) | {"resume": {"keys": [KEY]}} | sections
+
+
+def stories(count: int, tokens: int = LONG_TOKENS) -> list[Story]:
+    """Both endpoints and vocabularies; a quarter is greedy."""
+    return [
+        Story(
+            shape="completions" if number // 2 % 2 else "chat",
+            vocabulary="unicode" if number % 2 else "ascii",
+            tokens=tokens,
+            more={"temperature": 0} if number % 4 == 3 else {},
+        )
+        for number in range(count)
+    ]
+
+
+def resumed(gateway: Gateway, left: str = "text") -> float:
+    return gateway.metric("forebay_resumes_total", left=left)
+
+
+def resumed_rows(gateway: Gateway, count: int) -> list[Document]:
+    """The close lines of so many calls that went on with another one, awaited."""
+    found: list[Document] = []
+
+    def there() -> bool:
+        found[:] = [row for row in gateway.closes() if row["resumed_from"]]
+        return len(found) >= count
+
+    assert eventually(there, 5) and len(found) == count, f"{len(found)} rows of {count}"
+    return found
+
+
+def under_way(sims: list[Sim], count: int) -> bool:
+    return eventually(lambda: sum(sim.running() for sim in sims) >= count, 20)
+
+
+def test_a_node_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> None:
+    first, second = gateway(settings(sims)), gateway(settings(sims))
+    asked = stories(STREAMS)
+    bases = [first.base_url, second.base_url]
+    with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(story.told, http, bases) for story in asked]
+        assert under_way(sims, STREAMS)
+        first.process.send_signal(signal.SIGKILL)
+        answers = [future.result(60) for future in running]
+    for story, told in zip(asked, answers, strict=True):
+        whole(story, told)
+    assert resumed(second) >= STREAMS // 2
+    for row in resumed_rows(second, int(resumed(second))):
+        assert (row["outcome"], row["input_length"]) == ("ok", 0)
+        assert row["output_length"] + row["resumed_tokens"] > LONG_TOKENS
+    second.common_ending()
