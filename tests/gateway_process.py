@@ -100,6 +100,10 @@ class Gateway:
         old, self.process = self.process, self._started("--take-over")
         return old
 
+    def again(self) -> subprocess.Popen[bytes]:
+        """Start another process with the same file and folder, and return it."""
+        return self._started()
+
     @staticmethod
     def _listen(address: tuple[str, int]) -> str:
         return f"{address[0]}:{address[1]}"

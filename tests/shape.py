@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "portions": GROUND | {"admission", "store"},
     "sharing": GROUND | {"portions", "admission", "config", "recording", "store"},
     "ledger": GROUND | {"admission", "cost", "recording"},
+    "claim": frozenset(),
     "handover": GROUND,
     "retrying": GROUND | {"routing"},
     # Both sides of the gate's connection: the real limits, queue and replicas on one, their copy on the other.
@@ -80,16 +81,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"handover", "retrying", "crossing", "sharing", "resume.extra", "resuming"}
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
-    "single": GROUND | {"admission", "app", "handover", "ledger", "processes"},
+    "single": GROUND | {"admission", "app", "claim", "handover", "ledger", "processes"},
     "worker": GROUND | {"app", "crossing", "single"},
     "gatekeeper": GROUND | {"app", "crossing", "handover", "ledger", "single"},
     "crew": GROUND | {"app", "config", "crossing", "gatekeeper", "handover", "worker"},
-    "supervising": GROUND | {"config", "handover", "processes"},
+    "supervising": GROUND | {"claim", "config", "handover", "processes"},
     # `serve` shows the control plane's token; the other commands are compositions of their own.
     "cli": GROUND
     | {
         "config",
         "app",
+        "claim",
         "single",
         "supervising",
         "handover",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from forebay.admission.spending import Seed
 from forebay.app import DataPlane
+from forebay.claim import Claim
 from forebay.handover import FORMAT, Hello, Offer, Released, Spent, Taken, bound_unix_socket
 from forebay.ledger import Counted
 from forebay.processes import Child
@@ -40,6 +41,7 @@ class Single:
         self._plane = plane
         self._replaced = replaced
         self._desk = Desk(plane)
+        self._claim = Claim(plane.data_dir)
         self._offer = Offer(plane.loop, self._hello, plane.edge.descriptors, self._release)
         self.socket_path = Path()
 
@@ -57,11 +59,14 @@ class Single:
 
         Raises:
             OSError: the address cannot be listened on.
+            ClaimedError: another process has the data folder, and is not taken over.
         """
         plane = self._plane
         address = plane.settings.listen
         port = 0
-        if taken is not None:
+        if taken is None:
+            self._claim.take()
+        else:
             await plane.poller.round()
             if plane.sharing is not None:
                 await plane.sharing.joined()
@@ -74,6 +79,7 @@ class Single:
             plane.once(plane.read_ledger((own,)))
         else:
             released = await taken.ready(plane.loop)
+            plane.once(self._claim.inherit())
             plane.once(plane.read_ledger((own, Counted(taken.hello.run_ids, released.counted_until_s))))
             plane.once(outlive(plane, taken))
         self.socket_path = await self._desk.open()
@@ -105,6 +111,7 @@ class Single:
             self._offer.stop()
         self._desk.close(unlinks=not taken)
         await plane.loop.run_in_executor(None, plane.journal.close)
+        self._claim.release()
 
     def _hello(self) -> Hello:
         return Hello(FORMAT, str(self._plane.settings.listen), os.getpid(), (f"{self._plane.run_id}-",))
@@ -116,6 +123,7 @@ class Single:
             if child.name == CONTROL_PLANE:
                 await child.stop(grace_s=2.0)
         until_s = await self._plane.ledger.hand_over()
+        self._claim.release()
         self._replaced.set()
         return Released(until_s)
 

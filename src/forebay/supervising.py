@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from forebay.claim import Claim
 from forebay.clock import Clock
 from forebay.config.load import Address, Settings, read_file
 from forebay.config.reload import DocumentWatch
@@ -91,6 +92,7 @@ class Supervisor:
         self._all_serve = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._retired = False
+        self._claim = Claim(order.data_dir)
 
     async def start(self, taken: Taken | None = None) -> int:
         """Start gate and workers; return the data port once all serve.
@@ -98,7 +100,10 @@ class Supervisor:
         Raises:
             OSError: the address cannot be listened on, or the data folder cannot be written.
             StartError: they do not serve within 30 s.
+            ClaimedError: another process has the data folder, and is not taken over.
         """
+        if taken is None:
+            self._claim.take()
         self._keep(read_file(self._order.config))
         self._bind(taken)
         (self._order.data_dir / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,7 +124,8 @@ class Supervisor:
             # A gate that is started again has nothing to take over.
             self._gate.launch_with(*self._gate_launch(None))
             taken.close()
-        self._tasks = [self._loop.create_task(work) for work in (self._report(), self._follow())]
+        works = (self._report(), self._follow(), self._claim.inherit())
+        self._tasks = [self._loop.create_task(work) for work in works]
         port: int = self._listeners[0].getsockname()[1]
         return port
 
@@ -150,6 +156,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._gate_path.unlink()
         self._good.close()
+        self._claim.release()
 
     def _bind(self, taken: Taken | None) -> None:
         address = self._settings.listen
@@ -210,6 +217,7 @@ class Supervisor:
 
     async def _retire(self) -> None:
         """Another process serves: end what two must not both have, and then this one."""
+        self._claim.release()
         if self._control_plane is not None:
             await self._control_plane.stop(grace_s=2.0)
         self._replaced.set()

@@ -6,7 +6,7 @@ import time
 import pytest
 from faults.conftest import Field
 from faults.console_client import control_plane, status
-from gateway_process import Gateway, eventually
+from gateway_process import Gateway, eventually, free_port
 
 pytestmark = pytest.mark.integration
 
@@ -80,3 +80,22 @@ def test_without_a_running_process_it_is_a_plain_start(field: Field) -> None:
     for _ in range(2):
         assert ended(gateway.replaced()) == 0
     gateway.common_ending("small")
+
+
+def test_a_second_process_on_the_same_folder_is_refused(field: Field) -> None:
+    """Also by who took it over, and not any more when its owner was killed."""
+    gateway = field.start(field.settings)
+    file = gateway.file.read_text()
+    # At other addresses: it is the folder that they cannot share.
+    for port in (gateway.address[1], gateway.admin[1]):
+        gateway.file.write_text(gateway.file.read_text().replace(f":{port}", f":{free_port()}"))
+    assert ended(gateway.again()) == 3
+    assert f"is in use by process {gateway.process.pid}: give this one another --data-dir" in gateway.log
+    gateway.file.write_text(file)
+    assert ended(gateway.replaced()) == 0
+    assert ended(gateway.again()) == 3
+    assert f"is in use by process {gateway.process.pid}:" in gateway.log
+    gateway.process.kill()
+    gateway.process.wait()
+    gateway.process = gateway.again()
+    assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 20)

@@ -12,6 +12,7 @@ import uvloop
 from msgspec import Struct
 
 from forebay.app import DataPlane
+from forebay.claim import ClaimedError
 from forebay.cli.greeting import cannot_listen, greeting, say
 from forebay.cli.several import serve_several
 from forebay.clock import SystemClock
@@ -91,8 +92,8 @@ async def _serve(clock: SystemClock, settings: Settings | None, wish: Wish) -> i
     try:
         taken = running(data_dir) if wish.replaces else None
         port = await _begin(single, plane, plan, clock, taken, stop)
-    except (OSError, HandOverError) as error:
-        print(error if isinstance(error, HandOverError) else cannot_listen(plan.settings, error), file=sys.stderr)
+    except (OSError, HandOverError, ClaimedError) as error:
+        print(cannot_listen(plan.settings, error) if isinstance(error, OSError) else error, file=sys.stderr)
         return 3
     await _start_control_plane(single, plan, config, data_dir, clock)
     if plan.embedded_command and taken is None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 
+from forebay.claim import ClaimedError
 from forebay.cli.greeting import cannot_listen, greeting, say
 from forebay.clock import SystemClock
 from forebay.config.load import Settings
@@ -32,7 +33,7 @@ async def serve_several(
     try:
         taken: Taken | None = running(order.data_dir) if replaces else None
         port = await supervisor.start(taken)
-    except (HandOverError, StartError) as error:
+    except (HandOverError, StartError, ClaimedError) as error:
         print(error, file=sys.stderr)
         return 3
     except OSError as error:
