@@ -168,6 +168,25 @@ def test_interrupted_it_leaves_nothing_behind(engine: Engine, tmp_path: Path) ->
     assert left == []
 
 
+@pytest.mark.integration
+def test_killed_it_leaves_no_process_behind(engine: Engine, tmp_path: Path) -> None:
+    """A killed parent can stop nobody: the Forebay in front sees that its standard input ends."""
+    process = command(engine, tmp_path)
+    assert process.stderr is not None and process.stdout is not None
+    for line in process.stderr:
+        if line.startswith("capacity"):
+            break
+    assert _running_below(tmp_path)
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    process.stderr.close()
+    deadline = time.monotonic() + 20
+    while (left := _running_below(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
 def _running_below(folder: Path) -> list[str]:
     """Command lines of processes that name the folder."""
     found = []

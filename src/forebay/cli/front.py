@@ -40,7 +40,7 @@ async def forebay_in_front(settings: dict[str, Any], ports: tuple[int, int], fet
     front, admin = (Replica(f"127.0.0.1:{port}", "127.0.0.1", port) for port in ports)
     with TemporaryDirectory(prefix="forebay-prove-", ignore_cleanup_errors=True) as folder:
         file = _written(folder, settings)
-        command = [sys.executable, "-m", "forebay.cli.main", "serve", "-c", file]
+        command = [sys.executable, "-m", "forebay.cli.attached", "serve", "-c", file]
         async with running("Forebay", [*command, "--data-dir", str(Path(folder, "data"))]) as child:
             await until(child, lambda: answers(front, "/health/ready", fetch))
             # Its start takes a second of CPU, which must not fall into the measurement.
