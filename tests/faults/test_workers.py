@@ -183,6 +183,8 @@ def test_a_take_over_of_several_by_several(field: Field) -> None:
     assert {row["outcome"] for row in gateway.rows(load.asked, 5)} == {"ok"}
     assert eventually(lambda: len(shown(gateway).get("workers") or ()) == 2, 15), "the admin port is not served"
     at_rest(gateway)
+    assert ended(gateway.again(), 30) == 3
+    assert f"is in use by process {gateway.process.pid}:" in gateway.log
     # Back to a single process, and from there to several again.
     for workers in (1, 2):
         gateway.file.write_text(gateway.file.read_text().replace(f"workers: {3 - workers}", f"workers: {workers}"))
