@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lives import Life, kept_in
+from lives import PRICES, Life, kept_in
 
 from forebay import ledger as ledger_module
 from forebay.clock import ManualClock
+from forebay.ledger import Counted
 from forebay.recording.lines import OpenLine
 
 LATE_S = datetime(2027, 1, 31, 23, 59, tzinfo=UTC).timestamp()
@@ -285,5 +286,59 @@ def test_days_that_cannot_be_read_begin_anew(tmp_path: Path) -> None:
         life.write("a", 900, 0)
         await life.start()
         assert life.ledger.state == "ok"
+
+    asyncio.run(main())
+
+
+def test_a_hand_over_counts_each_call_once(tmp_path: Path) -> None:
+    """The old process goes on with its calls; the new one hears of them when the old one has ended."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        old = Life(tmp_path, clock)
+        await old.start()
+        old.call(prompt=100)
+        clock.advance(1.0)
+        until_s = await old.ledger.hand_over()
+        assert until_s == clock.wall_s()
+        clock.advance(1.0)
+        new = Life(tmp_path, clock, "bb")
+        old.call(prompt=7, output=0)
+        new.call(prompt=30, output=0)
+        await new.ledger.start((Counted(("bb-",)), Counted(("aa-",), until_s)), PRICES)
+        assert new.spent()[0] == 105 + 30
+        old.call("b", prompt=1, output=0)
+        # The file is the new one's from now on.
+        clock.advance(1.0)
+        await new.ledger.save()
+        await old.ledger.stop()
+        tail = old.ledger.since_handed()
+        assert {name: spent[0] for name, spent in tail.spent.items() if spent[0]} == {"a": 7, "b": 1}
+        new.ledger.add(tail)
+        assert new.spent()[0] == 105 + 30 + 7
+        await new.ledger.stop()
+        third = Life(tmp_path, clock, "cc")
+        clock.advance(1.0)
+        await third.start()
+        assert third.spent() == new.spent()
+
+    asyncio.run(main())
+
+
+def test_a_hand_over_before_the_journal_was_read_leaves_it_to_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        first = Life(tmp_path, clock)
+        await first.start()
+        first.call(prompt=50, output=0)
+        clock.advance(1.0)
+        await first.ledger.stop()
+        old = Life(tmp_path, clock, "bb")
+        clock.advance(1.0)
+        assert await old.ledger.hand_over() == clock.wall_s()
+        assert old.ledger.since_handed().spent == {}
+        new = Life(tmp_path, clock, "cc")
+        await new.start()
+        assert new.spent()[0] == 50
 
     asyncio.run(main())

@@ -283,3 +283,32 @@ def test_a_child_is_supervised_once_at_a_time(run: Callable[[Scenario], None]) -
         await child.stop(5.0)
 
     run(scenario)
+
+
+def test_a_child_gets_descriptors_and_lines_and_ends_by_another_signal(run: Callable[[Scenario], None]) -> None:
+    async def scenario() -> None:
+        reading, writing = os.pipe()
+        code = f"""
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+print('ready', flush=True)
+for line in sys.stdin:
+    os.write({writing}, line.encode())
+"""
+        lines: list[str] = []
+        child = Child("c", python(code), SystemClock(), on_line=lines.append, backoff=FAST, pass_fds=[writing])
+        child.tell(b"nobody runs yet\n")
+        await child.start()
+        await until(lambda: lines == ["ready"])
+        child.tell(b"hello\n")
+        assert await asyncio.to_thread(os.read, reading, 100) == b"hello\n"
+        await child.stop(5.0, signal.SIGUSR1)
+        assert child.report().last_exit == "exit 7"
+        child.launch_with(python("print('another', flush=True); import sys; sys.stdin.read()"), [])
+        await child.start()
+        await until(lambda: lines == ["ready", "another"])
+        await child.stop(5.0)
+        for descriptor in (reading, writing):
+            os.close(descriptor)
+
+    run(scenario)

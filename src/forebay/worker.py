@@ -20,7 +20,7 @@ from forebay.single import drain, settle_memory
 
 log = logging.getLogger(__name__)
 
-BURDEN_BEATS = 10
+BURDEN_BEATS = 2
 _UP_S = 0.01
 
 
@@ -37,7 +37,7 @@ class Worker:
         self._plane = plane
         self._gate = gate
         self._listeners = listeners
-        self._accepting = False
+        self._accepting = self._stopping = self._begun = False
         self._beats = 0
         gate.on_view = self._seen
         gate.on_gather = self._said
@@ -54,7 +54,7 @@ class Worker:
         """Accept connections as soon as there is a gate."""
         while not self._gate.up:  # noqa: ASYNC110 - once, at the start
             await asyncio.sleep(_UP_S)
-        await self._accept()
+        self._accept()
         self._plane.ready = True
         self._gate.tell(Burden(0, 0.0))
         settle_memory()
@@ -65,7 +65,7 @@ class Worker:
         Args:
             lingers: the address is served by others, or nobody is there to wait for.
         """
-        self._plane.beats.remove(self._beat)
+        self._stopping = True
         await drain(self._plane, lingers=lingers)
         # What the last calls have told is written in this turn of the loop.
         await asyncio.sleep(0)
@@ -74,23 +74,24 @@ class Worker:
             listener.close()
         await self._plane.loop.run_in_executor(None, self._plane.journal.close)
 
-    async def _accept(self) -> None:
-        self._accepting = True
-        for listener in self._listeners:
-            await self._plane.edge.listen_on(listener.dup())
+    def _accept(self) -> None:
+        self._accepting = self._begun = True
+        self._plane.edge.share(self._listeners, lambda: self._gate.mean_connections)
 
     def _beat(self) -> None:
         plane = self._plane
         self._gate.tick()
         self._beats += 1
-        if self._beats % BURDEN_BEATS or not plane.ready:
+        if self._beats % BURDEN_BEATS or not self._begun:
             return
         connections = plane.edge.open_connections
         self._gate.tell(Burden(connections, plane.lag_s))
+        if self._stopping:
+            return
         wanted = accepts(self._accepting, connections, self._gate.mean_connections, plane.lag_s)
         if wanted and not self._accepting:
             log.info("this worker accepts connections again")
-            plane.once(self._accept())
+            self._accept()
         elif self._accepting and not wanted:
             log.warning("this worker accepts no connections for now: %d are open, its loop is late", connections)
             plane.edge.pause_accepting()

@@ -13,6 +13,7 @@ from forebay.crossing.messages import encode
 
 log = logging.getLogger(__name__)
 
+LATER_S: Final = 0.001
 MAX_BUFFERED_BYTES: Final = 67_108_864
 """Unsent messages; the other side that takes none of so many hangs, and the connection is cut."""
 
@@ -40,11 +41,19 @@ class Link(asyncio.Protocol):
         self._on_lost = on_lost
         self._frames = Frames()
         self._out: list[bytes] = []
+        self._soon = False
         self._transport: asyncio.Transport | None = None
+
+    def send_later(self, message: Struct) -> None:
+        """Send a message that nobody waits for, within a millisecond: in one write with what comes meanwhile."""
+        if not self._out:
+            self._loop.call_later(LATER_S, self._flush)
+        self._out.append(framed(encode(message)))
 
     def send(self, message: Struct) -> None:
         """Send a message, in one write with the others of this turn of the loop; not when the connection is gone."""
-        if not self._out:
+        if not self._soon:
+            self._soon = True
             self._loop.call_soon(self._flush)
         self._out.append(framed(encode(message)))
 
@@ -74,8 +83,9 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
+        self._soon = False
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if not out or transport is None or transport.is_closing():
             return
         transport.write(b"".join(out))
         if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:

@@ -298,7 +298,7 @@ class RemoteGate:
     def tell(self, message: Struct) -> None:
         """Send a message that is not answered; without a gate it is not sent, for the next one is told what is left."""
         if self._link is not None:
-            self._link.send(message)
+            self._link.send_later(message)
 
     def ended(self, lease: RemoteLease, report: Report) -> None:
         """A lease has ended."""

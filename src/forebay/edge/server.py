@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 
 from forebay.clock import Clock
+from forebay.edge.accepting import Acceptor, delay_s
 from forebay.edge.connection import ClientConnection, Handler
 from forebay.policy import Limits, Policy
 
@@ -31,6 +33,7 @@ class EdgeServer:
         self._connections: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
         self._internal: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self.tick()
 
     def apply(self, policy: Policy) -> None:
@@ -64,6 +67,20 @@ class EdgeServer:
         )
         self._servers.append(server)
         return port
+
+    def share(self, listeners: Sequence[socket.socket], mean_connections: Callable[[], float]) -> None:
+        """Accept from sockets that other processes accept from too, about as much as each of them.
+
+        Args:
+            listeners: bound; they stay the caller's.
+            mean_connections: returns how many connections each process has.
+        """
+
+        def delay(coming: int) -> float:
+            return delay_s(len(self._connections) + coming, mean_connections())
+
+        self._acceptor = Acceptor(self.loop, listeners, lambda: ClientConnection(self), delay)
+        self._acceptor.start()
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of the TCP listeners."""
@@ -117,6 +134,8 @@ class EdgeServer:
 
     def pause_accepting(self) -> None:
         """Take no new connection for now; the socket stays open in the processes that share it."""
+        if self._acceptor is not None:
+            self._acceptor.stop()
         for server in self._servers:
             server.close()
         self._servers = []
