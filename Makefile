@@ -7,6 +7,7 @@
 #   make bench    measure the data plane against nginx (docs/benchmarks.md), under 6 minutes
 #   make bench-collapse   short against long prompts on real llama.cpp, direct against through, about 35 minutes
 #   make bench-fairness   limits, and one tenant that floods, about 25 minutes
+#   make bench-nodes      limits over two nodes with a shared store, about 8 minutes
 #   make bench-classes    how often `high` meets its target at full load, about 15 minutes
 #   make bench-deaths     engines that die in the middle of answers
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
@@ -30,7 +31,7 @@ LOCKED := install --no-deps --require-hashes
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-ladder docs lock clean
+.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-ladder bench-nodes docs lock clean
 
 demo: $(VENV)/.demo
 	exec $(BIN)/forebay serve $(ARGS)
@@ -50,7 +51,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-collapse bench-classes bench-deaths bench-ladder: $(VENV)/.demo
+bench-collapse bench-classes bench-deaths bench-ladder bench-nodes: $(VENV)/.demo
 	$(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 bench-fairness: $(VENV)/.demo $(VENV)/.dev

@@ -267,7 +267,7 @@ class DataPlane:
     def _live(self) -> dict[str, Any]:
         return {
             "live": True,
-            "store": "off" if self.sharing is None else self.sharing.state,
+            **({} if self.sharing is None else {"store": self.sharing.state}),
             "version": __version__,
             "loop_lag_ms": round(max(self.lag_s, self.others_lag_s()) * 1000, 2),
             "policy_hash": self.policy.current.hash,

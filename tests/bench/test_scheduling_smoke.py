@@ -1,12 +1,13 @@
 """The benchmarks of scheduling run: tiny, on real processes; their bounds are not judged here."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench import classes, collapse, fairness
+from bench import classes, collapse, fairness, nodes
 from forebay.engines import embedded
 
 pytestmark = pytest.mark.integration
@@ -21,6 +22,15 @@ def test_the_concurrency_limit_is_counted_at_the_engine(tmp_path: Path, capfd: p
     assert code == 0, printed
     assert [found["passed"] for found in json.loads(out.read_text())["findings"]] == [True] * 3
     assert "never above 8" in printed.out
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_the_concurrency_limit_holds_over_two_nodes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "findings.json"
+    code = nodes.main(["--only", "concurrency", "--rounds", "1", "--forebay-cmd", COMMAND, "--json", str(out)])
+    printed = capfd.readouterr()
+    assert code == 0, printed
+    assert [found["passed"] for found in json.loads(out.read_text())["findings"]] == [True] * 2
 
 
 @pytest.mark.slow

@@ -32,6 +32,11 @@ _OF_THE_GATE: Final = frozenset(
         families.SPEED,
         families.UNPREFILLED,
         families.POOL_PANIC,
+        families.STORE_UP,
+        families.STORE_AGE,
+        families.STORE_FAILURES,
+        families.NODES,
+        families.PORTION,
     )
 )
 _SUMMED: Final = frozenset({families.IN_FLIGHT.name})
