@@ -30,7 +30,7 @@ COMPILED = (
     "dispatch", "cleaning", "pipeline",
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
-    "upstream/send", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
+    "upstream/send", "upstream/trial", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
     "recording/metrics", "degrade/tenants", "degrade/pressure", "degrade/ladder", "degrade/steps", "edge/shared",
     "admission/kept", "joining", "timing", "degrading", "laddering", "sparing", "lessons", "placing",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from forebay.recording.record import CallRecord, Recorder
 from forebay.routing.ejection import ACTION_EVERY_S
 from forebay.routing.pool import Fleet
 from forebay.traffic import Answer, Call, Verdict, Work, changed
+from forebay.upstream.trial import Trial
 from forebay.wire.endpoints import BY_PATH
 
 OK = Verdict(True, Outcome.OK)
@@ -72,7 +73,7 @@ class World:
         lease = self.fleet.take(sending.pool, call, held=False)
         assert lease is not None
         lease.report(None, answered=True)
-        self.degrading.ended(call, sending, lease, verdict, failure)
+        self.degrading.ended(Trial(call, sending, lease, verdict, failure))
         return call.model
 
     def slice(self, bad: dict[str, FailureKind] | None = None, each: int = 4) -> None:
@@ -201,9 +202,9 @@ def test_a_learned_deadline_counts_for_nothing(world: World) -> None:
     lease = world.fleet.take("main", call)
     assert lease is not None
     sending = changed(sending_of(), learned_s=5.0)
-    world.degrading.ended(call, sending, lease, late(), BAD)
+    world.degrading.ended(Trial(call, sending, lease, late(), BAD))
     assert not world.degrading._watched["m"].tenants._tenants
-    world.degrading.ended(call, changed(sending, learned_s=0.0), lease, late(), BAD)
+    world.degrading.ended(Trial(call, changed(sending, learned_s=0.0), lease, late(), BAD))
     assert world.degrading._watched["m"].tenants._tenants
 
 

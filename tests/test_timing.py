@@ -13,6 +13,7 @@ from forebay.timing import Timing
 from forebay.traffic import Call, Verdict, changed
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.learned import Learned
+from forebay.upstream.trial import Trial
 from forebay.wire.endpoints import BY_PATH
 
 OK = Verdict(True, Outcome.OK)
@@ -54,7 +55,7 @@ class World:
             lease.first_token()
             self.bench.clock.advance(1.0)
         lease.report(failure, answered=failure is None)
-        self.timing.ended(call, sending or self.sending, lease, verdict, failure)
+        self.timing.ended(Trial(call, sending or self.sending, lease, verdict, failure))
 
     def learn(self, taken_s: float = 1.0, hours: int = 70) -> None:
         """Enough of such calls, for so long that the deadline comes down."""

@@ -16,14 +16,14 @@ from forebay.degrade.tenants import SLICE_S, Change, Tenants
 from forebay.domain import FailureKind, Outcome
 from forebay.engines.registry import ENGINES
 from forebay.policy import Degrade, Policy
-from forebay.ports import Lease, Reply
+from forebay.ports import Reply
 from forebay.recording.record import CallRecord
 from forebay.routing import attempts
 from forebay.routing.ejection import Action
 from forebay.routing.pool import Fleet
 from forebay.timing import ran_out
-from forebay.traffic import Call, Verdict, changed
-from forebay.upstream.deadlines import Sending
+from forebay.traffic import Call, changed
+from forebay.upstream.trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -105,23 +105,16 @@ class Degrading:
         # What it takes there teaches nothing about the model that it was estimated for.
         return changed(call, model=model.name, work=changed(call.work, features=(), kin=()))
 
-    def ended(self, call: Call, sending: Sending, lease: Lease, verdict: Verdict, failure: FailureKind | None) -> None:
-        """Count a try that has ended.
-
-        Args:
-            call: whose try it was.
-            sending: as it was sent.
-            lease: of the try.
-            verdict: how it ended.
-            failure: the engine's; None without one.
-        """
+    def ended(self, trial: Trial) -> None:
+        """Count a try that has ended."""
+        call, lease, failure = trial.call, trial.lease, trial.failure
         watch = self._watched.get(call.model)
-        if watch is None or sending.pool != watch.pool:
+        if watch is None or trial.sending.pool != watch.pool:
             return
         if failure is None:
-            if verdict.outcome is not Outcome.OK:
+            if trial.verdict.outcome is not Outcome.OK:
                 return
-        elif not _is_his(call, sending, verdict, failure):
+        elif not _is_his(trial, failure):
             return
         watch.tenants.note(
             call.tenant.name, lease.replica.name, lease.uncached_tokens, lease.started_s, failure is not None
@@ -188,17 +181,17 @@ class Degrading:
         self._actions.note(where, what, reason, ttl_s, _UNDO if ttl_s is not None else "")
 
 
-def _is_his(call: Call, sending: Sending, verdict: Verdict, failure: FailureKind) -> bool:
+def _is_his(trial: Trial, failure: FailureKind) -> bool:
     """Say whether a failure counts for the tenant whose call it was.
 
     Not what is nobody's; not overload, which is the engine's; not a deadline of the call's own (T34), nor a learned
     one, which is made of what the calls of others take.
     """
-    if failure in _NOBODYS or (failure is FailureKind.FIRST_BYTE and sending.learned_s):
+    if failure in _NOBODYS or (failure is FailureKind.FIRST_BYTE and trial.sending.learned_s):
         return False
     if failure is FailureKind.TOTAL:
-        return ran_out(call, sending, failure)
-    return attempts.counts_against_replica(failure, verdict)
+        return ran_out(trial.call, trial.sending, failure)
+    return attempts.counts_against_replica(failure, trial.verdict)
 
 
 def _target(watch: Watch, tenant: str) -> str:

@@ -22,6 +22,7 @@ from forebay.traffic import Call, Verdict
 from forebay.upstream.continuation.shapes import Plan, shape_of
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
+from forebay.upstream.trial import Trial
 from forebay.wire import splice
 from forebay.wire.rewrite import Rewriter
 
@@ -168,7 +169,7 @@ class Dispatcher:
             answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
             cached_tokens = None if record.usage is None else record.usage.cached_tokens
             lease.report(failure if counted else None, answered=answered, cached_tokens=cached_tokens)
-            self._lessons.ended(call, sending, lease, verdict, failure)
+            self._lessons.ended(Trial(call, sending, lease, verdict, failure))
         if failure is not None:
             record.attempt_failed(failure, verdict.status)
         return verdict, failure

@@ -9,9 +9,10 @@ from forebay.clock import Clock
 from forebay.domain import FailureKind, Outcome
 from forebay.ports import Lease
 from forebay.routing.pool import Fleet
-from forebay.traffic import Call, Verdict, changed
+from forebay.traffic import Call, changed
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.learned import End, LearnedTimeouts
+from forebay.upstream.trial import Trial
 
 _NEAR = 0.999
 
@@ -42,16 +43,9 @@ class Timing:
             return sending
         return changed(sending, learned_s=limit_s)
 
-    def ended(self, call: Call, sending: Sending, lease: Lease, verdict: Verdict, failure: FailureKind | None) -> None:
-        """Learn from a try that has ended.
-
-        Args:
-            call: whose try it was.
-            sending: as `terms` returned it.
-            lease: of the try.
-            verdict: how it ended.
-            failure: the engine's; None without one.
-        """
+    def ended(self, trial: Trial) -> None:
+        """Learn from a try that has ended."""
+        call, sending, lease, failure = trial.call, trial.sending, trial.lease, trial.failure
         if not _is_learned(call, sending) or (sending.thread is not None and sending.thread.goes_on):
             return
         taken_s = self._clock.now_s() - lease.started_s
@@ -59,9 +53,9 @@ class Timing:
         if call.stream and lease.first_token_s is not None:
             taken_s, end = lease.first_token_s - lease.started_s, "done"
         elif failure is None:
-            if verdict.outcome is Outcome.OK and not call.stream:
+            if trial.verdict.outcome is Outcome.OK and not call.stream:
                 end = "done"
-            elif verdict.outcome is Outcome.CLIENT_CLOSED:
+            elif trial.verdict.outcome is Outcome.CLIENT_CLOSED:
                 end = "left"
             else:
                 # The engine's answer to a bad request says nothing about others.
