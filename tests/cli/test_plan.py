@@ -13,7 +13,7 @@ from forebay.cli import plan
 from forebay.cli.plan import Calibrating, Comparison, run_plan_calibrate, run_plan_compare
 from forebay.plan.calibrate import Effort
 
-SMALL = Comparison(replicas=2, seconds=15.0, realisations=2, policies=("round_robin", "forebay_latency"))
+SMALL = Comparison(replicas=2, seconds=15.0, realisations=2, policies=["round_robin", "forebay_latency"])
 
 
 def test_a_table_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_a_calibrated_engine_is_taken(capsys: pytest.CaptureFixture[str], tmp_pa
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (replace(SMALL, policies=("best",)), "'best'"),
+        (replace(SMALL, policies=["best"]), "'best'"),
         (replace(SMALL, replicas=0), "replicas must be above 0"),
         (replace(SMALL, traces=Path("nowhere")), "found neither"),
         (replace(SMALL, engine=Path("nowhere")), "nowhere"),

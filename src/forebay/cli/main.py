@@ -9,6 +9,7 @@ import typer
 from forebay import __version__
 from forebay.cli.check import run_check
 from forebay.cli.key import run_key_new
+from forebay.cli.options import AS_JSON, command_of
 from forebay.cli.plan import Calibrating, Comparison, run_plan_calibrate, run_plan_compare
 from forebay.cli.prove import Wish, run_prove
 from forebay.cli.rules import run_rules_test
@@ -32,7 +33,7 @@ plan = typer.Typer(help="The same code on a virtual clock.", no_args_is_help=Tru
 app.add_typer(plan, name="plan")
 DataDir = Annotated[Path, typer.Option(help="The folder of the data plane, whose journal is read.")]
 Since = Annotated[str, typer.Option(help="How far back: a number and s, m, h or d, such as 90m or 7d.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+AsJson = Annotated[bool, AS_JSON]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file (YAML).")]
 
 
@@ -136,66 +137,8 @@ def rules_test(config: ConfigFile, data_dir: DataDir = Path("forebay-data"), sin
     raise typer.Exit(run_rules_test(config, data_dir, since, SystemClock().wall_s()))
 
 
-@plan.command("compare")
-def plan_compare(  # noqa: PLR0913 - the options of a command
-    traces: Annotated[
-        Path | None, typer.Option(help="Folder with public traces; without it arrivals are made.")
-    ] = None,
-    engine: Annotated[
-        Path | None, typer.Option(help="JSON of `forebay plan calibrate` [the engine of the study].")
-    ] = None,
-    replicas: Annotated[int, typer.Option(help="Engines.")] = 3,
-    load: Annotated[float, typer.Option(help="Of the prefill peak of all engines.")] = 0.87,
-    policy: Annotated[list[str] | None, typer.Option(help="A policy to compare; may come several times [all].")] = None,
-    realisations: Annotated[int, typer.Option(help="Samples of the traffic.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Length of each, on the virtual clock.")] = 1500.0,
-    seed: Annotated[int, typer.Option(help="Of what is random.")] = 1,
-    slo_short_s: Annotated[float, typer.Option(help="Until the first token of a short prompt.")] = 1.0,
-    slo_long_s: Annotated[float, typer.Option(help="Until the first token of a long prompt.")] = 10.0,
-    as_json: AsJson = False,
-) -> None:
-    """Compare ways of letting calls in, on simulated engines and the same arrivals."""
-    wanted = Comparison(
-        traces=traces,
-        engine=engine,
-        replicas=replicas,
-        load_ratio=load,
-        policies=tuple(policy or ()),
-        realisations=realisations,
-        seconds=seconds,
-        seed=seed,
-        slo_short_s=slo_short_s,
-        slo_long_s=slo_long_s,
-        json=as_json,
-    )
-    raise typer.Exit(run_plan_compare(wanted))
-
-
-@plan.command("calibrate")
-def plan_calibrate(  # noqa: PLR0913 - the options of a command
-    url: Annotated[str, typer.Option(help="The engine.")],
-    model: Annotated[str, typer.Option(help="Its name there.")],
-    key_file: Annotated[Path | None, typer.Option(help="A file with the engine's API key.")] = None,
-    slots: Annotated[int, typer.Option(help="Calls that the engine runs at once.")] = 4,
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens that it computes in one iteration at most.")] = 2048,
-    kv_tokens: Annotated[int, typer.Option(help="Its KV room.")] = 400_000,
-    longest_tokens: Annotated[int, typer.Option(help="Longest prompt that is tried, roughly.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Of the prompts and the mixed load.")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Fit the model of the planner to a real engine, and state its error."""
-    wanted = Calibrating(
-        url=url,
-        model=model,
-        key_file=key_file,
-        slots=slots,
-        chunk_tokens=chunk_tokens,
-        kv_tokens=kv_tokens,
-        longest_tokens=longest_tokens,
-        seed=seed,
-        json=as_json,
-    )
-    raise typer.Exit(run_plan_calibrate(wanted))
+plan.command("compare")(command_of(Comparison, run_plan_compare))
+plan.command("calibrate")(command_of(Calibrating, run_plan_calibrate))
 
 
 @app.command()

@@ -5,14 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import msgspec
+import typer
 from msgspec import Struct
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from forebay.cli.options import AS_JSON
 from forebay.clock import SystemClock
 from forebay.engines.sim import SimSpec
 from forebay.plan.calibrate import Calibration, Effort, calibrate
@@ -42,59 +45,37 @@ _SPEEDS = (
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What `forebay plan compare` is asked for.
+    """What `forebay plan compare` is asked for: its options."""
 
-    Attributes:
-        traces: folder with public traces; None makes synthetic arrivals.
-        engine: JSON of a calibration; None takes the engine of the scheduling study.
-        replicas: engines.
-        load_ratio: of the prefill peak of all engines.
-        policies: names; empty means all.
-        realisations: samples of the traffic.
-        seconds: length of each.
-        seed: of what is random.
-        slo_short_s: until the first token of a short prompt.
-        slo_long_s: until the first token of a long one.
-        json: print JSON and no table.
-    """
-
-    traces: Path | None = None
-    engine: Path | None = None
-    replicas: int = 3
-    load_ratio: float = 0.87
-    policies: tuple[str, ...] = ()
-    realisations: int = 3
-    seconds: float = 1500.0
-    seed: int = 1
-    slo_short_s: float = 1.0
-    slo_long_s: float = 10.0
-    json: bool = False
+    traces: Annotated[Path | None, typer.Option(help="Folder with public traces; without it arrivals are made.")] = None
+    engine: Annotated[Path | None, typer.Option(help="JSON of `forebay plan calibrate` [the engine of the study].")] = (
+        None
+    )
+    replicas: Annotated[int, typer.Option(help="Engines.")] = 3
+    load_ratio: Annotated[float, typer.Option("--load", help="Of the prefill peak of all engines.")] = 0.87
+    policies: Annotated[
+        list[str], typer.Option("--policy", help="A policy to compare; may come several times [all].")
+    ] = []
+    realisations: Annotated[int, typer.Option(help="Samples of the traffic.")] = 3
+    seconds: Annotated[float, typer.Option(help="Length of each, on the virtual clock.")] = 1500.0
+    seed: Annotated[int, typer.Option(help="Of what is random.")] = 1
+    slo_short_s: Annotated[float, typer.Option(help="Until the first token of a short prompt.")] = 1.0
+    slo_long_s: Annotated[float, typer.Option(help="Until the first token of a long prompt.")] = 10.0
+    json: Annotated[bool, AS_JSON] = False
 
 
 class Calibrating(Struct, frozen=True, kw_only=True):
-    """What `forebay plan calibrate` is asked for.
+    """What `forebay plan calibrate` is asked for: its options."""
 
-    Attributes:
-        url: of the engine.
-        model: its name there.
-        key_file: file with the engine's API key; None sends none.
-        slots: sequences that the engine runs at once.
-        chunk_tokens: tokens that it computes in one iteration at most.
-        kv_tokens: its KV room.
-        longest_tokens: of a prompt that is tried, roughly.
-        seed: of the prompts and of the mixed load.
-        json: print JSON and no table.
-    """
-
-    url: str
-    model: str
-    key_file: Path | None = None
-    slots: int = 4
-    chunk_tokens: int = 2048
-    kv_tokens: int = 400_000
-    longest_tokens: int = 1024
-    seed: int = 1
-    json: bool = False
+    url: Annotated[str, typer.Option(help="The engine.")]
+    model: Annotated[str, typer.Option(help="Its name there.")]
+    key_file: Annotated[Path | None, typer.Option(help="A file with the engine's API key.")] = None
+    slots: Annotated[int, typer.Option(help="Calls that the engine runs at once.")] = 4
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens that it computes in one iteration at most.")] = 2048
+    kv_tokens: Annotated[int, typer.Option(help="Its KV room.")] = 400_000
+    longest_tokens: Annotated[int, typer.Option(help="Longest prompt that is tried, roughly.")] = 1024
+    seed: Annotated[int, typer.Option(help="Of the prompts and the mixed load.")] = 1
+    json: Annotated[bool, AS_JSON] = False
 
 
 class _Document(Struct):
@@ -104,7 +85,7 @@ class _Document(Struct):
 
 
 def run_plan_compare(wanted: Comparison) -> int:
-    """Compare policies and print a table, or JSON.
+    """Compare ways of letting calls in, on simulated engines and the same arrivals.
 
     Returns:
         Exit code: 0, or 2 when the options or a file cannot be used.
@@ -121,7 +102,7 @@ def run_plan_compare(wanted: Comparison) -> int:
             slo=Slo(wanted.slo_short_s, wanted.slo_long_s),
         )
         with _bar() as tell:
-            results = compare(study, wanted.policies or policy_names(study), tell)
+            results = compare(study, tuple(wanted.policies) or policy_names(study), tell)
     except (OSError, TraceError, ValueError) as error:
         return _failed(error)
     if wanted.json:
@@ -132,7 +113,7 @@ def run_plan_compare(wanted: Comparison) -> int:
 
 
 def run_plan_calibrate(wanted: Calibrating) -> int:
-    """Fit the model to an engine and print the numbers and their error, or JSON.
+    """Fit the model of the planner to a real engine, and state its error.
 
     Returns:
         Exit code: 0; 2 when the options cannot be used; 1 when the engine could not be measured.
