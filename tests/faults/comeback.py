@@ -1,5 +1,6 @@
 """The client of docs/resume.md, and clients that leave after so many events and come back."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ def documented() -> Document:
     return defined
 
 
-CHUNKS: Callable[..., Iterator[Document]] = documented()["chunks"]
+_PAGE = documented()
+CHUNKS: Callable[..., Iterator[Document]] = _PAGE["chunks"]
+EVENTS: Callable[[httpx.Response], Iterator[tuple[str | None, str]]] = _PAGE["events"]
 
 
 class Story(NamedTuple):
@@ -48,12 +51,6 @@ class Story(NamedTuple):
         return read(CHUNKS(http, bases, key, self.body, PATHS[self.shape], **how))
 
 
-def http_client(connections: int) -> httpx.Client:
-    """A client for so many answers at once; it makes none wait for another."""
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    return httpx.Client(timeout=httpx.Timeout(10, connect=2), limits=limits, trust_env=False)
-
-
 class Told(NamedTuple):
     """What a client was told."""
 
@@ -73,6 +70,76 @@ def read(chunks: Iterator[Document]) -> Told:
             text += choice.get("text") or choice.get("delta", {}).get("content") or ""
             finishes += [choice["finish_reason"]] if choice.get("finish_reason") else []
     return Told(text, finishes, usages, identities)
+
+
+class Part(NamedTuple):
+    """What a client has that left in the middle.
+
+    Attributes:
+        status: of the answer.
+        headers: of it.
+        token: the latest id; empty without one.
+        chunks: all of them.
+        error: the code of a refusal, or of an error in the stream.
+        done: the sentinel came.
+    """
+
+    status: int
+    headers: httpx.Headers
+    token: str
+    chunks: list[Document]
+    error: str = ""
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        return read(iter(self.chunks)).text
+
+
+def part(
+    http: httpx.Client, base: str, story: Story, events: int = 1_000_000, after: Part | None = None, **headers: str
+) -> Part:
+    """Ask, or come back with what a part has, and leave after so many events with an id."""
+    sent = {"Authorization": "Bearer key-A", "X-Forebay-Resume": "1", **headers}
+    body = story.body | {"stream": True}
+    if after is not None:
+        sent["Last-Event-ID"] = after.token
+        body["forebay_received"] = after.text
+    return send(http, base + PATHS[story.shape], body, sent, events)
+
+
+def send(http: httpx.Client, url: str, body: Document, headers: dict[str, str], events: int = 1_000_000) -> Part:
+    """Send a request, and leave after so many events with an id."""
+    token, chunks, error, done = "", [], "", False
+    with http.stream("POST", url, json=body, headers=headers) as answer:
+        if answer.status_code != 200:
+            error = json.loads(answer.read())["error"]["code"]
+            return Part(answer.status_code, answer.headers, token, chunks, error)
+        for id_, data in EVENTS(answer):
+            if data == "[DONE]":
+                done = True
+                break
+            chunk = json.loads(data)
+            if "error" in chunk:
+                error = chunk["error"]["code"]
+                break
+            chunks.append(chunk)
+            token = token if id_ is None else id_
+            events -= bool(id_)
+            if not events:
+                break
+    return Part(answer.status_code, answer.headers, token, chunks, error, done)
+
+
+def joined(*parts: Part) -> Told:
+    """What the client of several parts was told; each part begins where the one before ended."""
+    return read(chunk for one in parts for chunk in one.chunks)
+
+
+def http_client(connections: int) -> httpx.Client:
+    """A client for so many answers at once; it makes none wait for another."""
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    return httpx.Client(timeout=httpx.Timeout(10, connect=2), limits=limits, trust_env=False)
 
 
 def whole(story: Story, told: Told) -> None:
