@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from faults.comeback import KEY, Story, http_client, whole
+from faults.crew import kill, pid_of, shown
 from faults.mortals import Sim, settings_for
 from gateway_process import Document, Gateway, eventually
 
@@ -81,3 +82,21 @@ def test_a_node_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> 
         assert (row["outcome"], row["input_length"]) == ("ok", 0)
         assert row["output_length"] + row["resumed_tokens"] > LONG_TOKENS
     second.common_ending()
+
+
+def test_a_worker_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> None:
+    """Its node lives: the other worker of it has the same key, even where nobody has configured one."""
+    node = gateway(settings(sims, workers=2) | {"resume": {}})
+    assert eventually(lambda: "Control plane: http" in node.log, 20)
+    assert eventually(lambda: len(shown(node).get("workers") or ()) == 2, 20), "not all workers are there"
+    pid = pid_of(node, "worker 1")
+    asked = stories(STREAMS)
+    with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(story.told, http, [node.base_url]) for story in asked]
+        assert under_way(sims, STREAMS)
+        kill(pid)
+        answers = [future.result(60) for future in running]
+    for story, told in zip(asked, answers, strict=True):
+        whole(story, told)
+    assert any(row["resumed_from"] for row in node.closes())
+    assert eventually(node.idle, 5)

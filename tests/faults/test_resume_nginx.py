@@ -1,0 +1,147 @@
+"""Two nodes behind nginx, one of which is killed: what clients see that come back, and what those see that do not."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from faults.comeback import Part, http_client, part, send, whole
+from faults.mortals import PATHS, Sim
+from faults.test_resume import STREAMS, resumed, resumed_rows, settings, stories, under_way
+from gateway_process import Gateway, eventually, free_port
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
+
+CONFIG = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    upstream forebay {{ {servers} keepalive 64; }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://forebay;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_connect_timeout 2s;
+            proxy_next_upstream error timeout non_idempotent;
+        }}
+    }}
+}}
+"""
+
+
+class Behind(NamedTuple):
+    """Two nodes, and where nginx listens in front of them."""
+
+    sims: list[Sim]
+    nodes: list[Gateway]
+    base: str
+
+    def kill_one(self) -> None:
+        """Kill the first node at once."""
+        self.nodes[0].process.send_signal(signal.SIGKILL)
+
+    def calls(self) -> list[float]:
+        """Calls in flight on each node."""
+        return [node.metric("forebay_requests_in_flight") for node in self.nodes]
+
+
+@pytest.fixture
+def behind(tmp_path: Path, gateway: Any) -> Iterator[Behind]:
+    sims = [Sim(), Sim()]
+    for sim in sims:
+        sim.wait()
+    nodes = [gateway(settings(sims)) for _ in sims]
+    port = free_port()
+    servers = " ".join(f"server {host}:{its_port};" for host, its_port in (node.address for node in nodes))
+    config = tmp_path / "nginx.conf"
+    config.write_text(CONFIG.format(folder=tmp_path, servers=servers, port=port))
+    process = subprocess.Popen([str(NGINX), "-p", str(tmp_path), "-c", str(config)], stderr=subprocess.DEVNULL)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        assert eventually(lambda: up(base), 10)
+        yield Behind(sims, nodes, base)
+    finally:
+        process.terminate()
+        process.wait(10)
+        for sim in sims:
+            sim.stop()
+
+
+def up(base: str) -> bool:
+    try:
+        return httpx.get(f"{base}/health/live", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_streams_that_come_back_are_whole(behind: Behind) -> None:
+    asked = stories(STREAMS)
+    with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(story.told, http, [behind.base]) for story in asked]
+        assert under_way(behind.sims, STREAMS) and min(behind.calls()) > 0
+        behind.kill_one()
+        answers = [future.result(60) for future in running]
+    for story, told in zip(asked, answers, strict=True):
+        whole(story, told)
+    moved = resumed(behind.nodes[1])
+    assert moved > 0
+    assert {row["outcome"] for row in resumed_rows(behind.nodes[1], int(moved))} == {"ok"}
+    assert eventually(behind.nodes[1].idle, 5)
+
+
+def test_calls_before_a_byte_are_tried_again_by_nginx(behind: Behind) -> None:
+    """Plain callers that stream nothing: their node dies before a byte of the answer, and nginx asks the other one."""
+    story = stories(1, tokens=120)[0]
+    body = {key: value for key, value in story.body.items() if key != "stream_options"}
+
+    def call(http: httpx.Client) -> httpx.Response:
+        headers = {"Authorization": "Bearer key-A"}
+        return http.post(behind.base + PATHS["chat"], json=body, headers=headers, timeout=30)
+
+    with http_client(10) as http, ThreadPoolExecutor(10) as pool:
+        running = [pool.submit(call, http) for _ in range(10)]
+        assert eventually(lambda: sum(behind.calls()) == 10 and min(behind.calls()) > 0, 10)
+        behind.kill_one()
+        answers = [future.result(60) for future in running]
+    assert [answer.status_code for answer in answers] == [200] * 10, [answer.text for answer in answers]
+    texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+    assert texts == [story.text] * 10
+    assert eventually(behind.nodes[1].idle, 5)
+
+
+def test_plain_streams_are_cut_and_cannot_be_mistaken_for_whole_ones(behind: Behind) -> None:
+    """Plain callers in the middle of a stream: nginx cannot ask again, and the client's library says that it broke."""
+    story = stories(1)[0]
+    headers = {"Authorization": "Bearer key-A"}
+
+    def call(http: httpx.Client) -> Part | None:
+        try:
+            return send(http, behind.base + PATHS["chat"], story.body | {"stream": True}, headers)
+        except httpx.TransportError:
+            return None
+
+    with http_client(10) as http, ThreadPoolExecutor(10) as pool:
+        running = [pool.submit(call, http) for _ in range(10)]
+        assert under_way(behind.sims, 10) and min(behind.calls()) > 0
+        behind.kill_one()
+        answers = [future.result(60) for future in running]
+        assert None in answers
+        assert {answer.text for answer in answers if answer is not None} <= {story.text}
+        assert part(http, behind.base, stories(1, tokens=5)[0]).done, "the other node serves"
