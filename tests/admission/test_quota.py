@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from admission.before_limits import Limits, denied, taken
+from admission.before_limits import MIDDLE_S, Limits, denied, taken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.admission.quota import Denied, Reservation, Window
-from forebay.domain import Tenant
+from forebay.domain import Spend, Tenant
 from forebay.errors import CODES
 
 
@@ -250,3 +250,16 @@ def test_retry_after_is_kept(limit: int, now_s: float, tokens: int) -> None:
     assert (refusal.retry_after_s is None) == (tokens > limit)
     if refusal.retry_after_s is not None:
         taken(limits.reserve(tenant, tokens, now_s + refusal.retry_after_s + 1e-6))
+
+
+def test_a_call_that_goes_on_is_no_request_more() -> None:
+    tenant = Tenant("a", requests_per_minute=1, tokens_per_minute=100)
+    limits = Limits(tenant)
+    taken(limits.reserve(tenant, 40, 0.0))
+    on = Spend(20, 0.0, 0)
+    first = taken(limits.quota.reserve(tenant, on, 1.0, MIDDLE_S))
+    limits.release(first, 1.0)
+    taken(limits.quota.reserve(tenant, on, 1.0, MIDDLE_S))
+    assert denied(limits.reserve(tenant, 1, 2.0)).code == "requests_limit", "the release gave no request back"
+    assert denied(limits.quota.reserve(tenant, Spend(41, 0.0, 0), 2.0, MIDDLE_S)).code == "insufficient_quota"
+    taken(limits.quota.reserve(tenant, Spend(40, 0.0, 0), 2.0, MIDDLE_S))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.check import run_check
+from forebay.resume import extra
 
 HERE = Path(__file__).parent
 
@@ -31,3 +32,15 @@ def test_a_bad_file_prints_one_line_per_fault_and_exits_2(capsys: pytest.Capture
     assert [int(line.removeprefix(f"{path}:").split(":")[0]) for line in lines] == sorted(
         int(line.removeprefix(f"{path}:").split(":")[0]) for line in lines
     )
+
+
+def test_a_missing_extra_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text((HERE / "good" / "smallest.yaml").read_text() + "\nresume: {ttl_s: 60}\n")
+    assert run_check(path) == 0 and capsys.readouterr().err == ""
+    monkeypatch.setattr(extra, "missing", lambda: "the extra forebay[resume] is not installed")
+    assert run_check(path) == 0
+    assert "answers cannot be resumed: the extra forebay[resume] is not installed" in capsys.readouterr().err
+    assert run_check(HERE / "good" / "smallest.yaml") == 0 and capsys.readouterr().err == ""

@@ -21,10 +21,11 @@ from forebay.config.load import (
 from forebay.config.source import MAX_BYTES
 from forebay.domain import Replica, Tenant
 from forebay.errors import ConfigError
-from forebay.policy import BreakerPolicy, Degrade, Limits, Model, Pool, Shutdown, Stream, Timeouts
+from forebay.policy import BreakerPolicy, Degrade, Limits, Model, Pool, Resume, Shutdown, Stream, Timeouts
 
 GOOD = Path(__file__).parent / "good"
-ENVIRON = {"ENGINE_KEY": "sk-CANARY-2\n", "KEY_A": "sk-CANARY-1-long-enough"}
+SECRET = "CANARY-0123456789abcdef0123456789abcdef"
+ENVIRON = {"ENGINE_KEY": "sk-CANARY-2\n", "KEY_A": "sk-CANARY-1-long-enough", "KEY_OF_RESUME": f"{SECRET}\n"}
 
 
 def digest(key: str) -> bytes:
@@ -89,6 +90,8 @@ def test_every_setting_arrives() -> None:
     assert policy.stream == Stream(0, 5, 0)
     assert policy.shutdown == Shutdown(5, 30)
     assert policy.cors_origins == {"https://example.org", "http://localhost:3000"}
+    secrets = (SECRET.encode(), b"0123456789abcdef0123456789abcdef")
+    assert policy.resume == Resume(secrets, 60, configured=True)
     assert policy.trusted_proxies == ("10.0.0.0/8", "::1", "192.0.2.1")
     tenant = Tenant("a@example.org", frozenset({"on", "org/model:7b"}), 8, 600, 100_000)
     keys = ("0123456789abcdef0123456789abcdef", "foo", "sk-CANARY-1-long-enough")
@@ -171,7 +174,7 @@ def test_a_short_key_from_the_environment_counts_too() -> None:
 
 def test_secrets_are_in_no_representation() -> None:
     settings = load(GOOD / "everything.yaml", ENVIRON, 0.0)
-    shown = f"{settings!r} {settings.policy.pools!r} {settings.policy.tenants!r}"
+    shown = f"{settings!r} {settings.policy.pools!r} {settings.policy.tenants!r} {settings.policy.resume!r}"
     assert "CANARY" not in shown and "dXNlcj" not in shown
     sections = schema.FileSettings.model_validate(
         {"tenants": [{"name": "a", "keys": ["CANARY"]}]}

@@ -5,6 +5,7 @@ from admission.before_gate import call
 from forebay.crossing import messages
 from forebay.crossing.messages import FORMAT, Ask, Granted, HeldLease, HeldPermit, Joined, Place, need_of
 from forebay.domain import Tenant
+from forebay.traffic import changed
 
 
 def test_a_call_arrives_with_all_that_the_gate_decides_by() -> None:
@@ -30,3 +31,8 @@ def test_announcements_and_grants() -> None:
 
 def test_a_request_is_few_bytes() -> None:
     assert len(messages.encode(Ask(123_456, "main", need_of(call(Tenant("a-tenant")))))) < 120
+
+
+def test_the_gate_knows_a_call_that_goes_on() -> None:
+    assert messages.call_of(need_of(changed(call(), resumed=True))).resumed
+    assert not messages.call_of(need_of(call())).resumed

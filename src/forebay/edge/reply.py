@@ -13,7 +13,7 @@ DROPPED = frozenset((
     b"content-length", b"date", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
     b"server", b"server-timing", b"set-cookie", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"x-accel-buffering", b"x-forebay-call-id", b"x-forebay-degraded", b"x-forebay-pool", b"x-forebay-stripped",
-    b"x-forebay-joined", b"x-forebay-replayed", b"x-request-id",
+    b"x-forebay-joined", b"x-forebay-replayed", b"x-forebay-resume", b"x-request-id",
 ))  # fmt: skip
 _BODILESS = (204, 304)
 _NO_BUFFERING = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
