@@ -12,6 +12,7 @@ from forebay.domain import Signal, Value
 from forebay.engines.contract import Telemetry
 from forebay.laddering import PERIOD_S, SMALLER_BATCH_RATIO, Laddering, by_hand
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
+from forebay.ports import PoolView
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, changed
 
@@ -116,7 +117,7 @@ def test_calls_that_wait_here_suffer_and_low_ones_do_not() -> None:
         assert world.run(1.5) == 0
         assert world.run(5) == level, value
         if level:
-            assert world.laddering.pressure("main").reserved.value == pytest.approx(0.95)
+            assert world.laddering._watches["main"].pressure.reserved.value == pytest.approx(0.95)
 
 
 def test_without_any_word_of_kv_there_is_no_level() -> None:
@@ -124,7 +125,7 @@ def test_without_any_word_of_kv_there_is_no_level() -> None:
     for _ in range(5):
         world.come(5000, 500)
     assert world.run(60) == 0
-    assert world.laddering.pressure("main").pains == ("waiting",)
+    assert world.laddering._watches["main"].pressure.pains == ("waiting",)
     assert list(world.laddering.gauge_kv()) == []
 
 
@@ -168,6 +169,18 @@ def test_levels_of_other_nodes_count_beside_the_own(world: World) -> None:
     world.laddering.share(())
     assert world.laddering.levels("spare", "t") == (0, 0)
     assert world.laddering.report() == {"main": 0, "spare": 0}
+
+
+def test_a_process_without_a_gate_follows_what_it_is_told(world: World) -> None:
+    world.run(6, 0.93, waiting=3)
+    views = world.laddering.views()
+    assert views["main"] == PoolView(2, 0, True, pytest.approx(0.93)) and views["spare"] == PoolView()  # type: ignore[arg-type]
+    worker = World().laddering
+    worker.told(views, (node(1),))
+    assert worker.engaged and worker.view("main") == views["main"] and worker.view("gone") == PoolView()
+    assert (worker.levels("main", "t"), worker.levels("spare", "t")) == ((2, 1), (1, 1))
+    worker.told({}, ())
+    assert not worker.engaged and worker.levels("main", "t") == (0, 0)
 
 
 def test_of_two_for_the_same_the_higher_counts() -> None:

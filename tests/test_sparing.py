@@ -23,6 +23,7 @@ from forebay.joining import Joining
 from forebay.laddering import Laddering
 from forebay.placing import Placing
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
+from forebay.ports import PoolView
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
 from forebay.resuming import Resuming
@@ -246,6 +247,20 @@ def test_places_count_where_kv_room_is_unknown() -> None:
         assert call.model == model
         if model == "small":
             assert world.placing.at_once(call, world.policy) is not None
+
+
+def test_a_worker_goes_by_what_the_gate_has_told(world: World) -> None:
+    main, spare = PoolView(2, queued=9), PoolView(kv_ratio=0.5)
+    world.laddering.told({"main": main, "spare": spare}, ())
+    assert world.ask(max_tokens=200)[0].model == "small", "calls wait for its own pool"
+    world.laddering.told({"main": PoolView(2, queues_inside=True), "spare": spare}, ())
+    assert world.ask(max_tokens=200)[0].model == "small", "calls wait in its engines"
+    world.laddering.told({"main": main, "spare": PoolView(kv_ratio=0.89)}, ())
+    assert world.ask(max_tokens=200)[0].model == "m", "the other pool has no room"
+    (state,) = world.fleet.states("main")
+    state.in_flight, state.occupied_s = 1, 10.0
+    with pytest.raises(Refused):
+        world.ask(max_tokens=200)
 
 
 def test_one_hop_and_no_further(world: World) -> None:

@@ -49,7 +49,7 @@ class Gatekeeper:
         plane.policy.subscribe(self._host)
         plane.beats.append(self._host.tick)
         self._desk = Desk(plane)
-        self._host.levels, self._host.shared = plane.laddering.report, plane.laddering.shared
+        self._host.views, self._host.shared = plane.laddering.views, plane.laddering.shared
         self._host.pages.own_sheet = plane.metrics.sheet
         self._host.pages.own_state = plane.status
         plane.local.gathered = self._host.pages.read

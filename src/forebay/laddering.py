@@ -18,6 +18,7 @@ from forebay.degrade.pressure import PAINS, SUFFERING_S, EngineWatch, Lasting, L
 from forebay.domain import ABSENT, Signal
 from forebay.engines.contract import Telemetry
 from forebay.policy import KV_RATIOS, Admission, LevelOverride, Policy
+from forebay.ports import PoolView
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
 
@@ -42,6 +43,9 @@ class _Watch:
         self.late = Lasting()
         self.engines: dict[str, EngineWatch] = {}
         self.pressure = Pressure()
+
+
+_NOBODY_KNOWS = PoolView()
 
 
 class ByHand(Struct, frozen=True):
@@ -98,6 +102,7 @@ class Laddering:
         self._own: tuple[LevelOverride, ...] = ()
         self._shared: tuple[LevelOverride, ...] = ()
         self._by_hand: ByHand | None = None
+        self._told: dict[str, PoolView] | None = None
         # Pools with a model whose calls give way; the level of others is shown and does nothing.
         self._giving: frozenset[str] = frozenset()
         self._due_s = 0.0
@@ -125,10 +130,22 @@ class Laddering:
         """Return the levels that people have set elsewhere, as `share` was told last."""
         return self._shared
 
-    def told(self, levels: dict[str, int], shared: tuple[LevelOverride, ...]) -> None:
-        """Take the levels that the gate has come to, in another process, where alone `tick` is called."""
+    def views(self) -> dict[str, PoolView]:
+        """Return how the pools do, for the processes that have no gate."""
+        return {name: self._view(name, watch) for name, watch in self._watches.items()}
+
+    def view(self, pool: str) -> PoolView:
+        """Return how a pool does: by what is here, or by what the gate has told."""
+        if self._told is not None:
+            return self._told.get(pool, _NOBODY_KNOWS)
+        watch = self._watches.get(pool)
+        return _NOBODY_KNOWS if watch is None else self._view(pool, watch)
+
+    def told(self, pools: dict[str, PoolView], shared: tuple[LevelOverride, ...]) -> None:
+        """Take what the gate says, which is in another process: `tick` is called there alone."""
+        self._told = pools
         for name, watch in self._watches.items():
-            watch.ladder.level = levels.get(name, 0)
+            watch.ladder.level = pools.get(name, _NOBODY_KNOWS).level
         self._shared = shared
         self._sort()
 
@@ -147,11 +164,6 @@ class Laddering:
         if hands is None:
             return own, 0
         return (max(own, hands) if hands else 0), hands
-
-    def pressure(self, pool: str) -> Pressure:
-        """Return what was seen last of a pool."""
-        watch = self._watches.get(pool)
-        return Pressure() if watch is None else watch.pressure
 
     def tick(self) -> None:
         """See how the pools do, twice a second; called ten times a second."""
@@ -202,6 +214,12 @@ class Laddering:
             "pains": list(pressure.pains),
             "reason": watch.ladder.reason,
         }
+
+    def _view(self, pool: str, watch: _Watch) -> PoolView:
+        queue = self._basin.queue(pool)
+        queued = 0 if queue is None else queue.size
+        inside = "waiting" in watch.pressure.pains and not queued
+        return PoolView(watch.ladder.level, queued, inside, watch.pressure.measured.value)
 
     def _sort(self) -> None:
         self._by_hand = by_hand((*self._own, *self._shared))

@@ -271,6 +271,22 @@ class Retries(Protocol):
         ...
 
 
+class PoolView(Struct, frozen=True, array_like=True):
+    """How a pool does, as the process with the gate sees it.
+
+    Attributes:
+        level: of the ladder, that it has come to by itself.
+        queued: calls that wait for it here.
+        queues_inside: calls wait in its engines' own queues.
+        kv_ratio: KV usage by the engines' word; None while that is not known.
+    """
+
+    level: int = 0
+    queued: int = 0
+    queues_inside: bool = False
+    kv_ratio: float | None = None
+
+
 class Levels(Protocol):
     """The levels of the ladder on this node, for whoever keeps several nodes in step; all of it is memory."""
 

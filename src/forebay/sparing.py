@@ -94,7 +94,7 @@ class Sparing:
         """
         model = policy.models[call.model]
         at_home = self._starts(call, model.pool)
-        if at_home and not told and not self._queues_inside(model.pool):
+        if at_home and not told and not self.laddering.view(model.pool).queues_inside:
             return call
         other = policy.models.get(terms.fallback)
         if other is not None and self._may_move(call, asked, other, policy):
@@ -117,20 +117,14 @@ class Sparing:
 
     def has_headroom(self, call: Call, pool: str) -> bool | None:
         """Say whether a pool can take a call of others and keep a tenth of its room; None when its room is unknown."""
-        usage = self.laddering.pressure(pool).measured
-        return leaves_room(self._fleet.states(pool), usage, call, self._clock.now_s())
+        kv_ratio = self.laddering.view(pool).kv_ratio
+        return leaves_room(self._fleet.states(pool), kv_ratio, call, self._clock.now_s())
 
     def _starts(self, call: Call, pool: str) -> bool:
         """Say whether a call could start on a pool now."""
-        queue = self._basin.queue(pool)
-        if queue is not None and queue.size:
+        if self.laddering.view(pool).queued:
             return False
         return starts(self._fleet.states(pool), call, self._fleet.long_tokens(pool), self._clock.now_s())
-
-    def _queues_inside(self, pool: str) -> bool:
-        """Say whether calls wait in a pool's engines, where no hold of ours sees them."""
-        queue = self._basin.queue(pool)
-        return "waiting" in self.laddering.pressure(pool).pains and (queue is None or not queue.size)
 
     def _turn_away_late(self, call: Call, model: Model) -> None:
         """Refuse a call at once whose wait would outlast the time that is left to it.
@@ -140,13 +134,11 @@ class Sparing:
         Raises:
             Refused: `overloaded`.
         """
-        queue = self._basin.queue(model.pool)
         states = [s for s in self._fleet.states(model.pool) if s.occupied_s > 0.0]
         leaving_per_s = sum(s.in_flight / s.occupied_s for s in states)
-        if queue is None or leaving_per_s <= 0.0:
+        if leaving_per_s <= 0.0:
             return
-        _, ahead = queue.ahead(call.value, self._fleet.is_long(model.pool, call), call)
-        wait_s = (ahead + 1) / leaving_per_s
+        wait_s = (self._ahead(call, model.pool) + 1) / leaving_per_s
         left_s = call.deadline_s - self._clock.now_s()
         if call.stream:
             left_s = min(left_s, model.timeouts.first_byte_s)
@@ -154,6 +146,13 @@ class Sparing:
             return
         text = f"the engines are overloaded: this call would wait about {wait_s:.0f} s; try again later"
         raise Refused("overloaded", text, retry_after_s=max(1, math.ceil(wait_s)))
+
+    def _ahead(self, call: Call, pool: str) -> int:
+        """Return how many calls one would wait behind; where the queue is in another process, all that wait."""
+        queue = self._basin.queue(pool)
+        if queue is None or not queue.size:
+            return self.laddering.view(pool).queued
+        return queue.ahead(call.value, self._fleet.is_long(pool, call), call)[1]
 
 
 def _spared(call: Call, asked: Asked, terms: Ladder, level: int, done: list[str]) -> tuple[Call, Asked]:

@@ -105,7 +105,7 @@ class Worker:
 
     def _seen(self, roster: tuple[tuple[str, Replica], ...], view: View) -> None:
         """Make the copy of the replicas what the gate says; those that this process does not know yet are left out."""
-        self._plane.laddering.told(view.levels, view.shared)
+        self._plane.laddering.told(view.pools, view.shared)
         states = {(state.pool.name, state.replica.name): state for state in self._plane.fleet.states()}
         for (pool, replica), standing in zip(roster, view.standings, strict=True):
             state = states.get((pool, replica.name))

@@ -44,7 +44,7 @@ from forebay.crossing.pages import Pages
 from forebay.domain import Spend
 from forebay.errors import Refused
 from forebay.policy import LevelOverride, Policy
-from forebay.ports import Lease
+from forebay.ports import Lease, PoolView
 from forebay.routing.budget import RetryBudgets
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import ReplicaState
@@ -82,7 +82,7 @@ class GateHost:
     Attributes:
         guests: the connected workers.
         pages: what they say of themselves.
-        levels: returns the level of the ladder of each pool.
+        views: returns how the pools do, by name.
         shared: returns the levels that people have set on other nodes.
     """
 
@@ -99,7 +99,7 @@ class GateHost:
         self._numbers: dict[int, int] = {}
         self._ticks = 0
         self.guests: list[Guest] = []
-        self.levels: Callable[[], dict[str, int]] = dict
+        self.views: Callable[[], dict[str, PoolView]] = dict
         self.shared: Callable[[], tuple[LevelOverride, ...]] = tuple
         self.pages = Pages(loop, lambda: list(self.guests), lambda: self._assembled)
         self._assembled = False
@@ -156,7 +156,7 @@ class GateHost:
         connections = [guest.connections for guest in self.guests if guest.number is not None]
         mean = sum(connections) / len(connections) if connections else 0.0
         lag_s = max((guest.lag_s for guest in self.guests), default=0.0)
-        return View(tuple(map(standing_of, self._states)), mean, lag_s, self.levels(), self.shared())
+        return View(tuple(map(standing_of, self._states)), mean, lag_s, self.views(), self.shared())
 
     def _link(self) -> Link:
         guest = Guest(self, self._room)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from forebay.domain import FailureKind, Replica, Tenant, Value
 from forebay.errors import Refused
 from forebay.policy import LevelOverride
+from forebay.ports import PoolView
 from forebay.traffic import Call, Work
 from forebay.wire.endpoints import ENDPOINTS
 
@@ -282,14 +283,14 @@ class View(Struct, frozen=True, array_like=True, tag=24):
         standings: in the order of the latest `Roster`.
         mean_connections: of clients, over all workers.
         lag_s: of the worker whose loop is the latest.
-        levels: of the ladder, by pool.
+        pools: how they do, by name.
         shared: levels that people have set on other nodes.
     """
 
     standings: tuple[Standing, ...]
     mean_connections: float
     lag_s: float
-    levels: dict[str, int] = {}
+    pools: dict[str, PoolView] = {}
     shared: tuple[LevelOverride, ...] = ()
 
 

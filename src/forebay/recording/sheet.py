@@ -37,6 +37,9 @@ _OF_THE_GATE: Final = frozenset(
         families.STORE_FAILURES,
         families.NODES,
         families.PORTION,
+        families.LADDER_LEVEL,
+        families.LADDER_KV,
+        families.LADDER_PAIN,
     )
 )
 _SUMMED: Final = frozenset({families.IN_FLIGHT.name})

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from forebay.domain import Signal
 from forebay.routing.replica import ReplicaState
 from forebay.traffic import Call
 
@@ -24,7 +23,7 @@ def starts(states: Iterable[ReplicaState], call: Call, long_tokens: int, now_s: 
     return any(s.may_take(now_s) and s.has_room(tokens, prompt_tokens, long, now_s) for s in states)
 
 
-def leaves_room(states: Iterable[ReplicaState], usage: Signal, call: Call, now_s: float) -> bool | None:
+def leaves_room(states: Iterable[ReplicaState], kv_ratio: float | None, call: Call, now_s: float) -> bool | None:
     """Say whether a pool with one more call keeps a tenth of its KV room and of its places free.
 
     What already runs there counts, whoever sent it: its own calls, those of tenants that were moved, answers that go
@@ -32,7 +31,7 @@ def leaves_room(states: Iterable[ReplicaState], usage: Signal, call: Call, now_s
 
     Args:
         states: of one pool.
-        usage: of its KV room, 0..1, as far as it is known.
+        kv_ratio: used of its KV room by the engines' word, 0..1; None while that is not known.
         call: to be sent.
         now_s: monotonic seconds.
 
@@ -56,5 +55,5 @@ def leaves_room(states: Iterable[ReplicaState], usage: Signal, call: Call, now_s
         return False
     if not room:
         return True
-    used_tokens = max(float(held), (usage.value or 0.0) * room)
+    used_tokens = max(float(held), (kv_ratio or 0.0) * room)
     return used_tokens + call.prompt_tokens + call.output_tokens <= FULL_RATIO * room
