@@ -117,7 +117,7 @@ def test_calls_that_wait_here_suffer_and_low_ones_do_not() -> None:
         assert world.run(1.5) == 0
         assert world.run(5) == level, value
         if level:
-            assert world.laddering._watches["main"].pressure.reserved.value == pytest.approx(0.95)
+            assert world.laddering._watches["main"].pressure.reserved.value == pytest.approx(0.95 + 0.2)
 
 
 def test_without_any_word_of_kv_there_is_no_level() -> None:

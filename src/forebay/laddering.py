@@ -232,6 +232,7 @@ class Laddering:
         loads: list[Load] = []
         found: set[Pain] = set()
         engines: dict[str, EngineWatch] = {}
+        next_tokens = self._next_tokens(pool)
         for state in self._fleet.states(pool):
             name = state.replica.name
             engine = engines[name] = watch.engines.get(name) or EngineWatch()
@@ -242,13 +243,20 @@ class Laddering:
                 usage = _aged(telemetry.kv_usage_ratio, now_s - polled_at_s)
             if state.usable(now_s):
                 found.update(engine.pains(now_s))
-                loads.append(Load(usage, state.kv_tokens, state.reserved_tokens, state.polled_reserved_tokens))
+                tokens = (state.reserved_tokens, state.polled_reserved_tokens, next_tokens)
+                loads.append(Load(usage, state.kv_tokens, *tokens))
         watch.engines = engines
         if self._waits(pool, now_s):
             found.add("waiting")
         if watch.late.for_s(self._is_late(pool), now_s) >= SUFFERING_S:
             found.add("first_token")
         return pool_pressure(loads, tuple(pain for pain in PAINS if pain in found))
+
+    def _next_tokens(self, pool: str) -> int:
+        """Return the size of the call that is next to go in; 0 while none waits."""
+        queue = self._basin.queue(pool)
+        heads = queue.heads() if queue is not None and queue.size else []
+        return heads[0].call.prompt_tokens + heads[0].call.output_tokens if heads else 0
 
     def _waits(self, pool: str, now_s: float) -> bool:
         """Say whether a call waits here for too long; `low` ones are meant to wait."""

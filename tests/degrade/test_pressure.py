@@ -51,6 +51,11 @@ def test_own_calls_say_what_an_engine_does_not() -> None:
     assert Pressure(said(0.95), Signal(0.4, "estimated")).kv_ratio == 0.95
 
 
+def test_a_call_that_waits_for_room_counts_as_well() -> None:
+    assert reserved(Load(ABSENT, ROOM, 700, 0, next_tokens=400)).value == pytest.approx(1.1)
+    assert measured(Load(said(0.7), ROOM, 700, 700, next_tokens=400)).value == pytest.approx(0.7)
+
+
 def test_a_pool_is_the_mean_of_its_replicas_by_the_size_of_their_rooms() -> None:
     loads = [load(said(1.0, 3.0), room=3000), load(said(0.2, 1.0), room=1000)]
     assert pool_pressure(loads, ()).measured == Signal(pytest.approx(0.8), "engine", 3.0)  # type: ignore[arg-type]

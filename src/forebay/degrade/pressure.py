@@ -29,12 +29,14 @@ class Load(Struct, frozen=True):
         room_tokens: size of the room; None while unknown.
         reserved_tokens: of prompts that are not cached and of foreseen answers, of our calls in flight.
         polled_reserved_tokens: what that was when `usage` was read.
+        next_tokens: of the call that waits for room here first; 0 while none waits.
     """
 
     usage: Signal
     room_tokens: int | None
     reserved_tokens: int
     polled_reserved_tokens: int
+    next_tokens: int = 0
 
 
 class Pressure(Struct, frozen=True):
@@ -42,7 +44,7 @@ class Pressure(Struct, frozen=True):
 
     Attributes:
         measured: KV usage by the engines' own word, with what was sent since; ratio.
-        reserved: KV usage when all calls in flight have the answers that are foreseen; ratio, `estimated`.
+        reserved: KV usage when all calls in flight, and the next one, have the answers that are foreseen; `estimated`.
         pains: in which ways calls suffer.
     """
 
@@ -75,10 +77,13 @@ def measured(load: Load) -> Signal:
 
 
 def reserved(load: Load) -> Signal:
-    """Return the part of a replica's room that our own calls in flight will take; absent where its size is unknown."""
+    """Return the part of a replica's room that our own calls will take; absent where its size is unknown.
+
+    The call that waits first counts as well: where calls are large beside the room it is full long before 100 %.
+    """
     if not load.room_tokens:
         return ABSENT
-    return Signal(max(0.0, load.reserved_tokens / load.room_tokens), "estimated")
+    return Signal(max(0.0, (load.reserved_tokens + load.next_tokens) / load.room_tokens), "estimated")
 
 
 def pool_pressure(loads: Sequence[Load], pains: tuple[Pain, ...]) -> Pressure:
