@@ -14,7 +14,18 @@ GROUND = frozenset({"domain", "policy", "errors", "traffic", "ports", "clock", "
 PATH_ROOMS = frozenset({"edge", "identity", "admission", "routing", "upstream", "recording"})
 
 PATH_UNITS = (
-    *("pipeline", "cleaning", "understanding", "joining", "placing", "laddering", "sparing", "dispatch", "edge"),
+    *(
+        "pipeline",
+        "cleaning",
+        "understanding",
+        "joining",
+        "placing",
+        "laddering",
+        "sparing",
+        "preparing",
+        "dispatch",
+        "edge",
+    ),
     *("identity", "admission", "routing", "upstream", "recording", "wire"),
 )
 
@@ -39,12 +50,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "console": GROUND | {"config", "store"},
     "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
     "joining": GROUND | {"admission", "edge", "recording"},
-    "placing": GROUND | {"degrading", "edge", "joining", "recording", "resuming", "sparing"},
+    "placing": GROUND | {"degrading", "edge", "inquest", "joining", "recording", "resuming", "sparing"},
     "resume": GROUND,
     # A client that comes back: its token and text, the request it belongs to, and the answer that goes on.
     "resuming": GROUND | {"admission", "edge", "identity", "recording", "resume", "upstream"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
-    "continuing": GROUND | {"resuming", "routing", "upstream"},
+    "continuing": GROUND | {"inquest", "resuming", "routing", "upstream"},
+    # What engines die of or fail at, and who may go on then.
+    "cutoffs": GROUND | {"actions", "routing", "upstream"},
+    "inquest": GROUND | {"actions", "cutoffs", "routing", "upstream", "engines.contract", "engines.registry"},
     # What tries teach: deadlines, and whose traffic goes bad; and what Forebay then does by itself.
     "actions": GROUND | {"routing"},
     "timing": GROUND | {"routing", "upstream"},
@@ -53,12 +67,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "laddering": GROUND | {"actions", "admission", "degrade", "routing", "engines.contract"},
     "sparing": GROUND | {"admission", "degrade", "edge", "laddering", "recording", "routing", "engines.registry"},
     "lessons": GROUND | {"degrading", "timing", "upstream"},
-    "dispatch": GROUND | {"continuing", "edge", "lessons", "routing", "upstream", "engines.registry"},
+    "preparing": GROUND | {"edge", "upstream", "engines.registry"},
+    "dispatch": GROUND | {"continuing", "edge", "inquest", "lessons", "preparing", "routing", "upstream"},
     "polling": GROUND | {"routing", "engines"},
     "following": GROUND | {"config", "recording"},
     "gauges": GROUND
     | {"admission", "routing", "upstream", "recording", "understanding", "continuing", "lessons"}
-    | {"cost", "joining", "laddering", "ledger", "resuming"},
+    | {"cost", "inquest", "joining", "laddering", "ledger", "resuming"},
     "cleaning": GROUND | {"edge", "admission"},
     "counting": GROUND | {"edge", "routing"},
     # What nodes share: the ceilings of this node, and the task that keeps them in step with the others.
@@ -72,13 +87,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "crossing": GROUND | {"admission", "routing", "engines.contract", "recording.sheet"},
     "status": GROUND
     | {"admission", "routing", "recording", "upstream", "understanding"}
-    | {"actions", "continuing", "cost", "laddering", "lessons"},
+    | {"actions", "continuing", "cost", "inquest", "laddering", "lessons"},
     "startup": GROUND | {"config", "engines", "upstream"},
     "app": GROUND
     | PATH_ROOMS
     | {"pipeline", "understanding", "dispatch", "continuing", "counting", "ledger", "polling", "following"}
-    | {"gauges", "status", "actions", "degrading", "joining", "laddering", "lessons", "placing", "sparing", "timing"}
-    | {"handover", "retrying", "crossing", "sharing", "resume.extra", "resuming"}
+    | {"gauges", "status", "actions", "degrading", "inquest", "joining", "laddering", "lessons", "placing", "sparing"}
+    | {"handover", "retrying", "crossing", "sharing", "resume.extra", "resuming", "timing"}
     | {"config", "engines", "console", "processes"},
     # Processes: how one starts and ends.
     "single": GROUND | {"admission", "app", "claim", "handover", "ledger", "processes"},

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inquests import inquest_of
 from routing.before_pool import KNOWN, Bench
 from routing.before_pool import call as call_of
 from upstream.engine_side import FakeRecord, FakeReply, sending_of
@@ -49,7 +50,7 @@ class World:
 
     def __init__(self, *names: str, **pool: object) -> None:
         self.bench = Bench(*names, **pool)
-        self.continuer = Continuer(self.bench.fleet, self.bench.retries, Resuming(None))
+        self.continuer = Continuer(self.bench.fleet, self.bench.retries, Resuming(None), inquest_of(*self.bench.acting))
         self.legs: list[str] = []
         self.free = asyncio.Event()
         self.free.set()

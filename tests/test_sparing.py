@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from inquests import inquest_of
 from routing.before_pool import replicas
 from test_status import NoJournal
 from upstream.engine_side import FakeReply
@@ -14,7 +15,6 @@ from forebay.admission.gate import LocalGate, LocalPermit
 from forebay.clock import ManualClock
 from forebay.degrade.steps import CHINESE, ENGLISH
 from forebay.degrading import Degrading
-from forebay.dispatch import prepare
 from forebay.domain import Tenant
 from forebay.edge import body
 from forebay.edge.body import Asked
@@ -24,6 +24,7 @@ from forebay.laddering import Laddering
 from forebay.placing import Placing
 from forebay.policy import Capacity, Ladder, LevelOverride, Model, Policy, Pool
 from forebay.ports import PoolView
+from forebay.preparing import prepare
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
 from forebay.resuming import Resuming
@@ -50,7 +51,8 @@ class World:
         self.laddering = Laddering(self.fleet, self.gate.basin, actions, self.clock)
         self.sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
         degrading = Degrading(self.fleet, actions, self.clock)
-        self.placing = Placing(self.gate, degrading, Joining(self.clock), self.sparing, Resuming(None))
+        inquest = inquest_of(self.fleet, actions, self.clock)
+        self.placing = Placing(self.gate, degrading, Joining(self.clock), self.sparing, Resuming(None), inquest)
         self.metrics = Metrics(self.clock)
         self.recorder = Recorder(self.clock, NoJournal(), self.metrics)
         capacity = {"capacity": Capacity(kv_tokens=ROOM)}

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from inquests import inquest_of
 
 from forebay.actions import Actions
 from forebay.admission.gate import LocalGate, LocalPermit
@@ -93,6 +94,7 @@ class Plane:
             laddering,
             actions,
             self.bills,
+            inquest_of(self.fleet, actions, self.clock),
         )
         for listener in (self.fleet, gate, self.parts.budgets, self.parts.understanding, laddering):
             self.policy.subscribe(listener)

@@ -29,6 +29,7 @@ from forebay.edge.server import EdgeServer
 from forebay.following import DocumentFollower
 from forebay.gauges import Gauges
 from forebay.identity.keys import identify
+from forebay.inquest import Inquest
 from forebay.joining import Joining
 from forebay.laddering import Laddering
 from forebay.ledger import Counted, MonthLedger
@@ -132,17 +133,18 @@ class DataPlane:
         """Let every part that depends on the policy follow it."""
         for listener in (
             self.metrics, self.fleet, self.gate, self.budgets, self.understanding, self.edge, self.actions,
-            self.lessons.degrading, self.joining, self.laddering, self.resuming,
+            self.lessons.degrading, self.joining, self.laddering, self.resuming, self.inquest,
         ):  # fmt: skip
             self.policy.subscribe(listener)
 
     def _wire(self, far: RemoteGate | None) -> None:
         """Make the request path out of the rooms."""
         retries = far or LocalRetries(self.fleet, self.budgets)
-        self.continuer = Continuer(self.fleet, retries, self.resuming)
+        self.inquest = Inquest(self.fleet, retries, self.actions, self.fetch, self.clock)
+        self.continuer = Continuer(self.fleet, retries, self.resuming, self.inquest)
         dispatcher = Dispatcher(self.fleet, retries, self.upstream, self.continuer, self.lessons)
         sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
-        placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing, self.resuming)
+        placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing, self.resuming, self.inquest)
         if far is None:
             self.beats.append(self.laddering.tick)
         insight = Insight(self._live, self.is_ready, self._serving, self.metrics.render, self.status)
@@ -159,6 +161,7 @@ class DataPlane:
         gauges.watch_joining(self.metrics, self.joining)
         gauges.watch_money(self.metrics, self.gate, self.ledger)
         gauges.watch_resuming(self.metrics, self.resuming)
+        gauges.watch_deaths(self.metrics, self.inquest)
         self.follower.gauges(self.metrics)
         if self.sharing is not None:
             self.sharing.gauges(self.metrics)
@@ -189,6 +192,7 @@ class DataPlane:
             self.gate.tick()
             self.lessons.timing.tick()
             self.continuer.tick()
+            self.inquest.tick()
             for beat in self.beats:
                 beat()
             if now_s >= slow_due_s:
@@ -209,6 +213,7 @@ class DataPlane:
         """End children and background work."""
         for child in self.children:
             await child.stop(grace_s=2.0)
+        self.inquest.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -236,6 +241,7 @@ class DataPlane:
             self.laddering,
             self.actions,
             self.ledger.bills,
+            self.inquest,
         )
         own = {
             "version": __version__,

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from forebay.domain import FailureKind, Outcome
 from forebay.errors import Refused
+from forebay.inquest import Inquest
 from forebay.ports import Lease, Record, Reply, Retries
 from forebay.resuming import Resuming
 from forebay.routing import attempts
@@ -44,14 +45,16 @@ class Continuer:
     """Lets answers go on; one for all pools.
 
     Attributes:
+        inquest: knows who may go on, and where.
         moved: legs that were begun, by pool.
         lost: broken answers that could not go on, by reason.
     """
 
-    def __init__(self, fleet: Fleet, retries: Retries, resuming: Resuming) -> None:
+    def __init__(self, fleet: Fleet, retries: Retries, resuming: Resuming, inquest: Inquest) -> None:
         self._fleet = fleet
         self._retries = retries
         self._resuming = resuming
+        self.inquest = inquest
         self._threads: dict[Thread, int] = {}
         self._turns: dict[str, _Turns] = {}
         self.moved: dict[str, int] = {}
@@ -144,19 +147,26 @@ class Continuer:
                 return _end(leg, thread, call, sending, reply, record)
             turns = self._turns.setdefault(sending.pool, _Turns())
             longer = changed(call, prompt_tokens=call.prompt_tokens + thread.told.tokens)
+            await self.inquest.settled(call, name)
             try:
-                await self._turn(turns, thread, longer.prompt_tokens, sending, reply)
-                lease = await self._berth(longer, sending, dead, reply)
+                lease = await self.inquest.trial(longer, sending, partners) if self.inquest.alert else None
+                if lease is None:
+                    await self._turn(turns, thread, longer.prompt_tokens, sending, reply)
+                    lease = await self._berth(longer, sending, dead, reply)
                 if lease is None:
                     return self._lost(verdict, Reason.NO_ENGINE)
                 thread.on_joined = _Joined(turns, thread, lease, reply, record)
                 record.continued += 1
                 self.moved[sending.pool] = self.moved.get(sending.pool, 0) + 1
                 verdict, failure = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
+            except Refused as refusal:
+                quarantined = refusal.code == "request_quarantined"
+                return self._lost(verdict, Reason.QUARANTINED if quarantined else Reason.NO_ENGINE)
             finally:
                 turns.leave(thread)
+            name = lease.replica.name
             if failure is not None and not thread.at_seam:
-                dead |= {lease.replica.name}
+                dead |= {name}
         return verdict
 
     def _next(self, thread: Thread, sending: Sending, verdict: Verdict) -> Leg | Finish | None:

@@ -3,31 +3,26 @@
 import asyncio
 import random
 
-import msgspec
 from msgspec import Struct
 
 from forebay.continuing import Continuer
 from forebay.domain import FailureKind, Outcome
-from forebay.edge.body import Asked, limit_key
-from forebay.edge.prompt import choices
-from forebay.engines.registry import ENGINES
+from forebay.edge.body import Asked
 from forebay.errors import Refused
+from forebay.inquest import End, Inquest
 from forebay.lessons import Lessons
-from forebay.policy import Model, Policy
+from forebay.policy import Policy
 from forebay.ports import Lease, Permit, Record, Reply, Retries
+from forebay.preparing import prepare
 from forebay.routing import attempts
 from forebay.routing.attempts import Step, Tried
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
-from forebay.upstream.continuation.shapes import Plan, shape_of
 from forebay.upstream.deadlines import Sending
 from forebay.upstream.send import Upstream
 from forebay.upstream.trial import Trial
-from forebay.wire import splice
-from forebay.wire.rewrite import Rewriter
 
 _GONE = (FailureKind.CONNECT, FailureKind.RESET)
-_OPENAI_STREAMS = ("chat", "completions")
 _OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
 _NONE: frozenset[str] = frozenset()
 _ABANDONED = Verdict(False, Outcome.CLIENT_CLOSED)
@@ -47,7 +42,7 @@ class Dispatcher:
         fleet: the replicas and their health.
         retries: whether and where a call is tried again.
         upstream: runs one try.
-        continuer: lets an answer go on whose engine has died.
+        continuer: lets an answer go on whose engine has died; knows who judges deaths.
     """
 
     def __init__(
@@ -55,6 +50,7 @@ class Dispatcher:
     ) -> None:
         self._fleet = fleet
         self._continuer = continuer
+        self._inquest: Inquest = continuer.inquest
         self._lessons = lessons
         self._retries = retries
         self._upstream = upstream
@@ -101,7 +97,7 @@ class Dispatcher:
             if len(tried) >= attempts.MAX_TRIES:
                 break
         if not ends:
-            raise self._nothing_to_try(first.pool)
+            raise self._inquest.cutoffs.missing(call, asked.members, first.pool) or self._nothing_to_try(first.pool)
         return min(ends, key=lambda end: attempts.rank(end.verdict))
 
     async def _on_pool(
@@ -121,6 +117,10 @@ class Dispatcher:
         used = _NONE
         best: Verdict | None = None
         while lease is not None:
+            if self._inquest.alert:
+                lease = await self._inquest.placed(call, sending, lease, used, (reply, record))
+                if lease is None:
+                    break
             terms = sending if used else self._lessons.terms(call, sending, lease)
             verdict, failure = await self._attempt(call, terms, lease, reply, record)
             if failure is None:
@@ -136,6 +136,7 @@ class Dispatcher:
             step = attempts.next_step(tried, sending.max_attempts, random.random())
             if step.action != "elsewhere" or not await self._may_retry(call, sending.pool, failure):
                 break
+            await self._inquest.settled(call, name)
             lease = await self._retries.take(sending.pool, call, used) or await self._again(
                 call, sending.pool, used, step
             )
@@ -158,7 +159,7 @@ class Dispatcher:
         replica = lease.replica
         record.dispatched(sending.pool, replica.name)
         record.lease = lease
-        verdict = _ABANDONED
+        verdict, before = _ABANDONED, record.output_events
         try:
             verdict = await self._upstream.attempt(call, replica, sending, reply, record)
         finally:
@@ -167,6 +168,10 @@ class Dispatcher:
             joins = sending.thread is None or not sending.thread.at_seam
             counted = failure is not None and joins and attempts.counts_against_replica(failure, verdict)
             answered = failure is None and verdict.outcome is not Outcome.CLIENT_CLOSED
+            if failure is not None or self._inquest.alert:
+                events = record.output_events
+                end = End(failure, counted, verdict.outcome is Outcome.OK, events - before, events)
+                counted = self._inquest.ended(call, sending, lease, end)
             cached_tokens = None if record.usage is None else record.usage.cached_tokens
             lease.report(failure if counted else None, answered=answered, cached_tokens=cached_tokens)
             self._lessons.ended(Trial(call, sending, lease, verdict, failure))
@@ -178,46 +183,3 @@ class Dispatcher:
         if any(state.loading for state in self._fleet.states(pool)):
             return Refused("engine_loading", "the engine is still loading its model", retry_after_s=2)
         return Refused("no_engine", "no engine can take this call now", retry_after_s=2)
-
-
-def prepare(call: Call, asked: Asked, model: Model, policy: Policy, token_ids: bool) -> tuple[Sending, bytes]:
-    """Make what is sent for one model, and the header lines that say so to the client.
-
-    These edits are the whole list of what Forebay changes in a request. `token_ids` is whether the pool's engines can
-    send the ids of tokens.
-    """
-    pool = policy.pools[model.pool]
-    edits: dict[str, bytes | None] = {}
-    explained = f"x-forebay-pool: {pool.name}\r\n"
-    denied = ENGINES[pool.engine].denied_fields
-    if not denied.isdisjoint(asked.members.values):
-        edits = dict.fromkeys(sorted(denied.intersection(asked.members.values)))
-        explained += f"x-forebay-stripped: {', '.join(edits)}\r\n"
-    if model.name != call.model:
-        explained += "x-forebay-degraded: fallback\r\n"
-    name = model.upstream_model or model.name
-    if name != asked.model and asked.model:
-        edits["model"] = msgspec.json.encode(name)
-    if call.max_tokens is not None and call.max_tokens != asked.max_tokens:
-        edits[limit_key(asked, call.endpoint.shape)] = b"%d" % call.max_tokens
-    openai_stream = call.stream and call.endpoint.shape in _OPENAI_STREAMS
-    # llama.cpp's last chunk carries the counts anyway, in `timings`.
-    asks_usage = openai_stream and not call.wants_usage and pool.engine != "llamacpp"
-    if asks_usage:
-        edits["stream_options"] = splice.with_member(asked.members.text_of("stream_options"), "include_usage", b"true")
-    plan = shape_of(asked.members, call.endpoint.shape, call.stream, pool.engine, token_ids) if openai_stream else None
-    if isinstance(plan, Plan):
-        edits |= plan.edits
-    sending = Sending(
-        pool.name,
-        splice.edit(asked.members, edits),
-        model.timeouts,
-        policy.stream,
-        policy.limits.response_bytes,
-        Rewriter(model.name, asks_usage, call.notice),
-        openai_stream,
-        choices(asked) if openai_stream else 1,
-        pool.max_attempts,
-        plan if isinstance(plan, Plan) else None,
-    )
-    return sending, explained.encode()

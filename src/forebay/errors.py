@@ -61,6 +61,7 @@ CODES: dict[str, Code] = {
     "rule_rejected": Code(422, _BAD),
     "hygiene_rejected": Code(400, _BAD),
     "degraded": Code(503, "overloaded_error"),
+    "request_quarantined": Code(422, _BAD),
     "queue_full": Code(429, _OVER, retry=True),
     "queue_timeout": Code(429, _OVER, retry=True),
     # engines
@@ -75,6 +76,7 @@ CODES: dict[str, Code] = {
     "no_engine": Code(503, "overloaded_error", retry=True),
     "engine_loading": Code(503, "overloaded_error", retry=True),
     "gate_unavailable": Code(503, "overloaded_error", retry=True),
+    "feature_unavailable": Code(503, "overloaded_error", retry=True),
     "too_many_connections": Code(503, "overloaded_error", retry=True),
     "internal_error": Code(500, "server_error"),
 }

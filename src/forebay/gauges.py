@@ -8,6 +8,7 @@ from forebay.continuing import Continuer
 from forebay.cost.days import Bill
 from forebay.cost.forecast import Forecast
 from forebay.domain import Spend
+from forebay.inquest import Inquest
 from forebay.joining import Joining
 from forebay.laddering import Laddering
 from forebay.ledger import MonthLedger
@@ -87,6 +88,13 @@ class Gauges:
         metrics.watch("forebay_month_spent_money", lambda: (((name,), spend.money) for name, spend in spent()))
         metrics.watch("forebay_month_forecast_tokens", lambda: _foreseen(ledger, lambda bill: bill.tokens))
         metrics.watch("forebay_month_forecast_money", lambda: _foreseen(ledger, lambda bill: bill.money))
+
+    def watch_deaths(self, metrics: Metrics, inquest: Inquest) -> None:
+        """Register the readings of engines that died under calls, and of what follows."""
+        metrics.watch("forebay_engine_deaths_total", lambda: [((), inquest.deaths)])
+        metrics.watch("forebay_suspect_requests", inquest.standings)
+        metrics.watch("forebay_suspects_waiting", lambda: [((p,), n) for p, n in inquest.waiting().items()])
+        metrics.watch("forebay_feature_cut_off", inquest.cutoffs.readings)
 
     def _panic(self) -> Readings:
         for pool, rotation in self._fleet.rotations.items():

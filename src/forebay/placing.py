@@ -5,6 +5,7 @@ from contextlib import suppress
 from forebay.degrading import Degrading
 from forebay.edge.body import Asked
 from forebay.errors import Refused
+from forebay.inquest import Inquest
 from forebay.joining import Joining
 from forebay.policy import Policy
 from forebay.ports import Gate, Permit, Reply
@@ -25,16 +26,18 @@ class Placing:
         joining: knows the calls that need not be run.
         sparing: serves calls as the ladder says.
         resuming: knows what clients have that come back for the rest of an answer.
+        inquest: knows what engines die of.
     """
 
     def __init__(
-        self, gate: Gate, degrading: Degrading, joining: Joining, sparing: Sparing, resuming: Resuming
+        self, gate: Gate, degrading: Degrading, joining: Joining, sparing: Sparing, resuming: Resuming, inquest: Inquest
     ) -> None:
         self._gate = gate
         self._degrading = degrading
         self.joining = joining
         self.resuming = resuming
         self._sparing = sparing
+        self._inquest = inquest
         # Who is moved for either reason goes into the same room.
         degrading.has_headroom = sparing.has_headroom
 
@@ -42,13 +45,16 @@ class Placing:
         """Return a call, and what it asks for, as they are served; an answer that is degraded says so.
 
         Raises:
-            Refused: `degraded`, `overloaded`: a level of the ladder has no room for it; `resume_mismatch`.
+            Refused: `degraded`, `overloaded`: a level of the ladder has no room for it; `resume_mismatch`;
+                `request_quarantined`, `feature_unavailable`: engines die or fail of it.
         """
+        if self._inquest.alert:
+            self._inquest.admit(call, asked.members, policy)
         if call.shown is not None:
             return self.resuming.placed(call, call.shown, policy, record), asked
         call = self._degrading.placed(call, policy, reply, record)
         if self._sparing.laddering.engaged:
-            return self._sparing.served(call, asked, policy, reply, record)
+            call, asked = self._sparing.served(call, asked, policy, reply, record)
         return call, asked
 
     def at_once(self, call: Call, policy: Policy) -> Permit | None:

@@ -325,6 +325,7 @@ class Policy(Struct, frozen=True):
         tenants: by SHA-256 digest of the key; empty means keyless (allowed on loopback only).
         rules: those of the configuration, in order, behind those of overrides.
         single_flight: a model has it, or is to warn of what it would do.
+        pardoned: fingerprints of requests that are sent although engines died under them (override).
         hash: short hash of the documents that made it, shown in `/health/live`.
         created: Unix seconds of the configuration, for the `created` field of the model list.
         kv_ratios: see `KV_RATIOS`.
@@ -344,6 +345,7 @@ class Policy(Struct, frozen=True):
     single_flight: bool = False
     idempotency: Idempotency = Idempotency()
     resume: Resume = Resume()
+    pardoned: frozenset[str] = frozenset()
     hash: str = ""
     created: int = 0
     kv_ratios: tuple[float, float, float] = KV_RATIOS

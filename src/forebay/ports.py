@@ -75,6 +75,11 @@ class Lease(Protocol):
     first_token_s: float | None
 
     @property
+    def prefilling(self) -> bool:
+        """Whether its prompt is still to be computed, as far as one can see."""
+        ...
+
+    @property
     def replica(self) -> Replica:
         """Which one."""
         ...

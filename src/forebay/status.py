@@ -13,6 +13,7 @@ from forebay.admission.queue import Queue
 from forebay.clock import Clock
 from forebay.cost.days import Bill
 from forebay.domain import Spend
+from forebay.inquest import Inquest
 from forebay.laddering import Laddering
 from forebay.lessons import Lessons
 from forebay.policy import PolicyHolder
@@ -30,6 +31,7 @@ MAX_RULES = 300
 MAX_TENANTS = 100
 """Those that have spent the most, or hold the most permits."""
 MAX_WAITING_TENANTS = 10
+MAX_SUSPECTS = 100
 
 
 class Parts(Struct, frozen=True):
@@ -52,6 +54,7 @@ class Parts(Struct, frozen=True):
     laddering: Laddering
     actions: Actions
     bills: Mapping[str, Bill]
+    inquest: Inquest
 
 
 def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +89,20 @@ def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) 
         ],
         **_month(parts, now_s),
         **_automata(parts),
+        **_deaths(parts.inquest, now_s),
+    }
+
+
+def _deaths(inquest: Inquest, now_s: float) -> dict[str, Any]:
+    """Describe the requests that engines died under, and the features that are cut off."""
+    entries = sorted(inquest.entries(), key=lambda entry: (entry.standing != "quarantined", -entry.left_s))
+    cut = inquest.cutoffs.features.shown(now_s)
+    return {
+        "engine_deaths": inquest.deaths,
+        "suspects": [{**msgspec.to_builtins(e), "left_s": round(e.left_s, 1)} for e in entries[:MAX_SUSPECTS]],
+        "suspects_left_out": max(0, len(entries) - MAX_SUSPECTS),
+        "suspects_waiting": inquest.waiting(),
+        "features_cut_off": [{**msgspec.to_builtins(c), "left_s": round(c.left_s, 1)} for c in cut[:MAX_SUSPECTS]],
     }
 
 

@@ -53,7 +53,8 @@ up by one call that wants the engine to work. After the last step it is well.
 | GET `/sim/log?after=N` | the requests it has seen from number N+1 on, with their bodies: keep it on the loopback |
 
 Every step may say how long it holds: `times` (calls, 1 unless said), `for_s` (seconds from when its turn comes) or
-`always` (until the script is replaced). A member without a default below must be given.
+`always` (until the script is replaced). With `if_body` it is done only to calls whose body has this text. A member
+without a default below must be given.
 
 | action | members | what it does |
 | --- | --- | --- |

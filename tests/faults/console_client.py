@@ -19,9 +19,14 @@ def control_plane(gateway: Gateway) -> Document:
 
 
 def drain(gateway: Gateway, target: str) -> tuple[int, Document]:
+    """Ask for a replica to be drained; return HTTP status and body."""
+    return override(gateway, "drain", target)
+
+
+def override(gateway: Gateway, kind: str, target: str) -> tuple[int, Document]:
     """Ask for an override; return HTTP status and body."""
     token = (gateway.data_dir / "admin-token").read_text().strip()
-    body = {"kind": "drain", "target": target, "ttl_s": 60, "reason": "test", "by": "test"}
+    body = {"kind": kind, "target": target, "ttl_s": 60, "reason": "test", "by": "test"}
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(
         f"{gateway.admin_url}/api/policy/overrides", json.dumps(body).encode(), headers, method="POST"

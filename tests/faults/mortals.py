@@ -83,10 +83,16 @@ class Sim:
         """Send it a signal."""
         os.kill(self._process.pid, number)
 
+    @property
+    def died(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """End it, however it is."""
-        if self._process.returncode is None:
+        if self._process.poll() is None:
             self._process.kill()
+        if self._process.stdout is not None and not self._process.stdout.closed:
             self._process.communicate()
 
 
@@ -117,14 +123,14 @@ def one(**how: Any) -> Asked:
     return Asked(f"call-{next(NUMBERS)}", **how)
 
 
-def variety(count: int) -> list[Asked]:
+def variety(count: int, tokens: int = TOKENS) -> list[Asked]:
     """Requests of both endpoints and vocabularies, with and without usage; a quarter goes on from its text."""
     asked = []
     for number in range(count):
         more = BY_TEXT | ({"temperature": 0} if number % 8 == 7 else {}) if number % 4 == 3 else {}
         shape: Shape = "completions" if number // 2 % 2 else "chat"
         vocabulary: VocabularyName = "unicode" if number % 2 else "ascii"
-        asked.append(one(shape=shape, vocabulary=vocabulary, usage=number % 3 != 0, more=more))
+        asked.append(one(shape=shape, vocabulary=vocabulary, tokens=tokens, usage=number % 3 != 0, more=more))
     return asked
 
 

@@ -233,7 +233,7 @@ def test_all_engines_die(start: Start) -> None:
 
 def test_two_of_three_die_one_after_the_other(start: Start) -> None:
     field = start(3)
-    asked = variety(30)
+    asked = variety(30, tokens=150)
 
     def die() -> None:
         field.under_way(30)

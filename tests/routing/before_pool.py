@@ -1,5 +1,6 @@
 """A fleet of one pool on a clock that stands still."""
 
+from forebay.actions import Actions
 from forebay.clock import ManualClock
 from forebay.domain import FailureKind, Replica, Tenant
 from forebay.policy import Admission, Capacity, Policy, Pool
@@ -30,6 +31,7 @@ class Bench:
     def __init__(self, *names: str, **pool: object) -> None:
         self.clock = ManualClock(100.0)
         self.fleet = Fleet(self.clock)
+        self.acting = (self.fleet, Actions(self.fleet, self.clock), self.clock)
         self.retries = LocalRetries(self.fleet, RetryBudgets(self.clock.now_s))
         self.admission = Admission(long_prompt_tokens=2048)
         self.follow(*names, **pool)

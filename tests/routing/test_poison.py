@@ -9,7 +9,9 @@ from forebay.routing.poison import (
     DEATH_WINDOW_S,
     INNOCENT_TOKENS,
     MAX_FINGERPRINTS,
+    MAX_HASHED_BYTES,
     MAX_TTL_S,
+    SAME_TOKENS,
     TTL_S,
     Flight,
     Judged,
@@ -24,7 +26,7 @@ SUSPECT = Presence("suspect")
 
 
 def flight(seen: int, decoded: int = 0, started_s: float = 0.0) -> Flight:
-    return Flight(f"c{seen}", seen, 8, started_s, decoded)
+    return Flight(f"c{seen}", seen, 8, started_s, decoded, decoded)
 
 
 def findings(judged: tuple[Judged, ...] | dict[str, Judged]) -> dict[int, str]:
@@ -36,9 +38,13 @@ def findings(judged: tuple[Judged, ...] | dict[str, Judged]) -> dict[int, str]:
 
 
 def test_who_decodes_is_innocent_and_who_has_just_begun_is_a_suspect() -> None:
-    judged = judge([flight(1), flight(2, 1), flight(3, INNOCENT_TOKENS), flight(4, INNOCENT_TOKENS + 1)], {})
-    assert findings(judged) == {1: "suspect", 2: "suspect", 3: "suspect", 4: "innocent"}
-    assert [one.reason for one in judged] == ["in prefill", "few tokens", "few tokens", "decoded"]
+    some = [
+        *(flight(1), flight(2, 1, started_s=1.0), flight(3, INNOCENT_TOKENS, started_s=2.0)),
+        *(flight(4, INNOCENT_TOKENS + 1), Flight("c5", 5, 7, 0.0, 3, 3)),
+    ]
+    judged = judge(some, {})
+    assert findings(judged) == {1: "suspect", 2: "innocent", 3: "suspect", 4: "innocent", 5: "suspect"}
+    assert [one.reason for one in judged] == ["in prefill", "not the newest", "newest", "decoded", "newest"]
 
 
 def test_a_suspect_of_another_death_is_guilty_and_explains_this_one() -> None:
@@ -51,13 +57,17 @@ def test_who_was_noted_at_another_death_is_guilty_if_he_is_the_only_one() -> Non
     assert findings(judge([flight(1), flight(2)], {2: NOTED})) == {1: "innocent", 2: "guilty"}
     assert findings(judge([flight(1), flight(2)], {1: NOTED, 2: NOTED})) == {1: "suspect", 2: "suspect"}
     assert findings(judge([flight(2, 100)], {2: NOTED})) == {2: "innocent"}, "he decodes well here"
-    assert findings(judge([flight(2, 100)], {2: SUSPECT})) == {2: "innocent"}
+    assert findings(judge([flight(2, 100)], {2: SUSPECT})) == {2: "innocent"}, "wherever else he was"
 
 
-def test_he_must_get_beyond_where_he_was_when_the_other_replica_died() -> None:
-    before = {2: Presence("noted", tokens=90)}
-    assert findings(judge([flight(2, 90 + INNOCENT_TOKENS)], before)) == {2: "guilty"}
-    assert findings(judge([flight(2, 91 + INNOCENT_TOKENS)], before)) == {2: "innocent"}
+def test_a_request_kills_where_it_killed_before() -> None:
+    before = {2: Presence("noted", place_tokens=90)}
+    for place_tokens, finding in ((90, "guilty"), (90 + SAME_TOKENS, "guilty"), (91 + SAME_TOKENS, "innocent")):
+        assert findings(judge([flight(2, place_tokens)], before)) == {2: finding}
+    resumed = Flight("c2", 2, 8, 0.0, 3, 93)
+    assert findings(judge([resumed], before)) == {2: "guilty"}, "three tokens behind the seam"
+    before = {2: Presence("suspect", place_tokens=0)}
+    assert findings(judge([flight(2, 20, 1.0), flight(3, 20)], before)) == {2: "suspect", 3: "innocent"}, "further"
 
 
 def test_the_third_death_convicts_whatever_was_decoded_and_so_does_a_quarantine() -> None:
@@ -85,7 +95,7 @@ def test_the_surer_evidence_goes_first() -> None:
     ),
 )
 def test_of_any_judgement(calls: list[tuple[int, int]], before: dict[int, Presence]) -> None:
-    flights = [Flight(f"c{n}", seen, 1, 0.0, decoded) for n, (seen, decoded) in enumerate(calls)]
+    flights = [Flight(f"c{n}", seen, 1, 0.0, decoded, decoded) for n, (seen, decoded) in enumerate(calls)]
     judged = judge(flights, before)
     assert [one.flight for one in judged] == flights
     guilty = {one.flight.fingerprint for one in judged if one.finding == "guilty"}
@@ -95,14 +105,12 @@ def test_of_any_judgement(calls: list[tuple[int, int]], before: dict[int, Presen
     }
     assert guilty == convicted or not convicted
     for one in judged:
-        presence = before.get(one.flight.fingerprint, Presence("noted"))
-        young = one.flight.decoded_tokens <= INNOCENT_TOKENS + presence.tokens
-        if presence.standing == "suspect" and young and not convicted:
-            assert one.finding == "guilty"
         if guilty:
             assert one.finding != "suspect", "a culprit explains it"
-        else:
-            assert (one.finding == "suspect") == young
+        elif one.flight.decoded_tokens > INNOCENT_TOKENS and one.flight.fingerprint not in before:
+            assert one.finding == "innocent"
+        elif not one.flight.decoded_tokens:
+            assert one.finding == "suspect"
 
 
 # what is remembered
@@ -200,32 +208,36 @@ def test_bound_quarantined_ones_stay_the_longest() -> None:
 
 def test_a_fingerprint_forgets_what_changes_between_two_sendings_and_nothing_else() -> None:
     body = {"model": b'"x"', "messages": b"[1]", "user": b'"u"', "seed": b"1"}
-    first = fingerprint(b"k" * 16, "m", body)
-    assert first == fingerprint(b"k" * 16, "m", {"seed": b"2", "messages": b"[1]", "metadata": b"{}"})
+    first = fingerprint(b"k" * 16, body)
+    assert first == fingerprint(b"k" * 16, {"seed": b"2", "messages": b"[1]", "metadata": b"{}", "model": b'"x"'})
     others = [
-        fingerprint(b"j" * 16, "m", body),
-        fingerprint(b"k" * 16, "n", body),
-        fingerprint(b"k" * 16, "m", {**body, "messages": b"[2]"}),
-        fingerprint(b"k" * 16, "m", {**body, "tools": b"[]"}),
+        fingerprint(b"j" * 16, body),
+        fingerprint(b"k" * 16, {**body, "model": b'"y"'}),
+        fingerprint(b"k" * 16, {**body, "messages": b"[2]"}),
+        fingerprint(b"k" * 16, {**body, "tools": b"[]"}),
     ]
     assert len({first, *others}) == 5 and all(0 <= one < 2**64 for one in others)
+
+
+def test_of_a_very_long_member_both_ends_and_the_length_count() -> None:
+    long = b"a" * (3 * MAX_HASHED_BYTES)
+    texts = [long, b"b" + long[1:], long[:-1] + b"b", long + b"a"]
+    assert len({fingerprint(b"k", {"messages": text}) for text in texts}) == 4
 
 
 @given(st.dictionaries(st.text("ab", max_size=3), st.binary(max_size=4), max_size=4), st.data())
 def test_different_bodies_have_different_fingerprints(body: dict[str, bytes], data: st.DataObject) -> None:
     other = data.draw(st.dictionaries(st.text("ab", max_size=3), st.binary(max_size=4), max_size=4))
-    assert (fingerprint(b"k", "m", body) == fingerprint(b"k", "m", other)) == (body == other)
+    assert (fingerprint(b"k", body) == fingerprint(b"k", other)) == (body == other)
 
 
 # how many engines die
 
 
-@given(st.integers(0, 10**6), st.integers(0, INNOCENT_TOKENS), st.floats(0.0, 12.0), st.integers(0, 8))
+@given(st.integers(0, 10**6), st.floats(0.0, 12.0), st.integers(0, 8))
 @settings(max_examples=40, deadline=None)
-def test_one_request_takes_two_of_eight_at_the_most(
-    seed: int, kills_at: int, arrivals_per_s: float, resent: int
-) -> None:
-    ward = Ward(seed, arrivals_per_s=arrivals_per_s)
+def test_one_request_takes_two_of_eight_at_the_most(seed: int, arrivals_per_s: float, resent: int) -> None:
+    ward, kills_at = Ward(seed, arrivals_per_s=arrivals_per_s), 0
     ward.run(3.0)
     ward.arrive(POISON, kills_at)
     for _ in range(resent):
@@ -236,14 +248,14 @@ def test_one_request_takes_two_of_eight_at_the_most(
     assert len(ward.dead) == 2
     assert ward.quarantine.standing(POISON, ward.now_s) == "quarantined"
     assert len([call for call in ward.refused if call.kills_at is not None]) == 1 + resent
-    assert ward.bystanders_refused() == [] and ward.most_on_trial <= 1
+    assert ward.bystanders_refused() == []
     ward.arrivals_per_s = 0.0
     ward.run(20.0)
     assert ward.answered == ward.sent - 1 - resent, "all others are answered"
     assert ward.trials.waiting() == {}
 
 
-@given(st.integers(0, 10**6), st.integers(INNOCENT_TOKENS + 1, 120))
+@given(st.integers(0, 10**6), st.integers(1, 120))
 @settings(max_examples=25, deadline=None)
 def test_one_that_kills_late_takes_three_at_the_most(seed: int, kills_at: int) -> None:
     ward = Ward(seed)

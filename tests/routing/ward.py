@@ -3,14 +3,13 @@
 import random
 from dataclasses import dataclass, field
 
-from forebay.domain import FailureKind
-from forebay.routing.features import mask_of
 from forebay.routing.poison import Flight, Judged, Quarantine
-from forebay.routing.suspects import SETTLE_S, Deaths, Trials, site_of
+from forebay.routing.suspects import Trials, site_of
 
 STEP_S = 0.05
 PREFILL_S = 0.2
 TOKENS_PER_S = 50.0
+SETTLE_S = 0.1
 POISON = 666
 
 
@@ -38,8 +37,7 @@ class SimCall:
         return self.decoded >= left if left else now_s - self.sent_s >= 0.5 * PREFILL_S
 
     def flight(self) -> Flight:
-        mask = mask_of(100, tools=False, guided=False, vision=False, stream=True, lora=False)
-        return Flight(self.call_id, self.fingerprint, mask, self.sent_s, self.decoded)
+        return Flight(self.call_id, self.fingerprint, 0, self.sent_s, self.decoded, self.emitted + self.decoded)
 
 
 @dataclass
@@ -51,7 +49,6 @@ class Ward:
     arrivals_per_s: float = 6.0
     tokens: int = 150
     now_s: float = 0.0
-    deaths: Deaths = field(default_factory=Deaths)
     trials: Trials = field(default_factory=Trials)
     quarantine: Quarantine = field(default_factory=Quarantine)
     dead: list[str] = field(default_factory=list)
@@ -63,7 +60,7 @@ class Ward:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.running: dict[str, list[SimCall]] = {f"r{n}": [] for n in range(self.replicas)}
-        self.lost: list[tuple[float, str, SimCall]] = []
+        self.lost: list[tuple[float, SimCall, Judged]] = []
         self.waiting: list[SimCall] = []
 
     def arrive(self, fingerprint: int, kills_at: int | None = None, tokens: int | None = None) -> SimCall:
@@ -113,7 +110,7 @@ class Ward:
     def step(self, name: str) -> None:
         for call in list(self.running[name]):
             call.step(self.now_s)
-            if call.on_trial and self.quarantine.survived(call.fingerprint, call.decoded):
+            if call.on_trial and self.quarantine.survived(call.fingerprint, call.emitted + call.decoded):
                 self.leave_trial(call)
         if any(call.kills(self.now_s) for call in self.running[name]):
             self.kill(name)
@@ -127,11 +124,9 @@ class Ward:
     def kill(self, name: str) -> None:
         calls = self.running.pop(name)
         self.dead.append(name)
-        for call in calls:
-            self.deaths.lost(name, FailureKind.RESET, call.flight(), len(calls), self.now_s)
-            self.lost.append((self.now_s + SETTLE_S, name, call))
-        # What the gateway's own look at the port says.
-        self.deaths.unreachable(name, self.now_s)
+        self.trials.died("pool")
+        judged = self.quarantine.died(name, [call.flight() for call in calls], self.now_s)
+        self.lost += [(self.now_s + SETTLE_S, call, judged[call.call_id]) for call in calls]
 
     def leave_trial(self, call: SimCall) -> None:
         if call.on_trial:
@@ -141,9 +136,7 @@ class Ward:
     def hear_findings(self) -> None:
         due = [entry for entry in self.lost if entry[0] <= self.now_s]
         self.lost = [entry for entry in self.lost if entry[0] > self.now_s]
-        for _, name, call in due:
-            judged = self.deaths.finding(name, call.call_id, self.quarantine, self.now_s)
-            assert isinstance(judged, Judged)
+        for _, call, judged in due:
             self.leave_trial(call)
             if judged.finding == "guilty":
                 self.refused.append(call)

@@ -5,6 +5,7 @@ end, so that it stops by itself even if its writer is dead. The format is in doc
 """
 
 import os
+import re
 import stat
 import tempfile
 from contextlib import suppress
@@ -29,8 +30,11 @@ NODE = "node"
 """The target of an override of the ladder's level that holds for all calls; else `pool NAME` or `tenant NAME`."""
 MAX_LEVEL = 3
 
+FINGERPRINT = re.compile("[0-9a-f]{16}")
+"""How a request is named that engines died under."""
+
 DocumentName = Literal["state", "override"]
-OverrideKind = Literal["drain", "refuse_long_inputs", "ladder"]
+OverrideKind = Literal["drain", "refuse_long_inputs", "ladder", "pardon"]
 _Number = Annotated[int, Meta(ge=0, le=2**53)]
 _WallS = Annotated[float, Meta(ge=0, le=2**53)]
 _Short = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -58,9 +62,11 @@ class Override(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     Attributes:
         kind: `drain`: the replica gets no new call. `refuse_long_inputs`: longer inputs get 422 with advice.
-            `ladder`: calls are served as that level of the ladder says.
+            `ladder`: calls are served as that level of the ladder says. `pardon`: a request that engines died under is
+            sent again.
         target: `host:port` or name of the replica; for `refuse_long_inputs` the name of a model, or `*`; for `ladder`
-            `node`, `pool NAME` or `tenant NAME`.
+            `node`, `pool NAME` or `tenant NAME`; for `pardon` the request's 16 hexadecimal digits, as the status shows
+            them.
         expires_at: Unix seconds; from then on it does not count.
         created_at: Unix seconds.
         tokens: of the longest input that is still served; for `refuse_long_inputs` alone.
@@ -89,6 +95,8 @@ class Override(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             raise ValueError(f"`level` {fault}")
         if self.kind == "ladder" and level_of(self.target, 0) is None:
             raise ValueError("`target` is not `node`, `pool NAME` or `tenant NAME`")
+        if self.kind == "pardon" and not FINGERPRINT.fullmatch(self.target):
+            raise ValueError("`target` of a pardon must be the 16 hexadecimal digits of a request")
 
 
 def tokens_fault(kind: OverrideKind, tokens: int | None) -> str:
@@ -290,6 +298,7 @@ def merge(policy: Policy, state: StateDocument | None, override: OverrideDocumen
         policy.draining(drained),
         rules=rules,
         levels=tuple(level for level in levels if level is not None),
+        pardoned=frozenset(entry.target for entry in active if entry.kind == "pardon"),
         hash=sha256(content).hexdigest()[:HASH_DIGITS],
     )
 

@@ -56,7 +56,9 @@ or broken one is refused, and the last good one stays.
   "expires_at": 1800000600, "by": "ann", "reason": "new driver", "created_at": 1800000000}]}
 ```
 
-`target` is `host:port` of a replica, or its name with the path. Times are Unix seconds; an entry ends by itself at
+`target` is `host:port` of a replica, or its name with the path. Other kinds are `refuse_long_inputs` (`target` is a
+model or `*`, `tokens` the longest input) and `pardon` (`target` is a request that engines died under, by the 16 digits
+that the status shows). Times are Unix seconds; an entry ends by itself at
 `expires_at`.
 """
 _HEAD = "| Setting | Type | Default | Unit | Meaning |\n| --- | --- | --- | --- | --- |"

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from forebay.clock import timestamp
 from forebay.config.documents import (
+    FINGERPRINT,
     MAX_LEVEL,
     MAX_TOKENS,
     Override,
@@ -59,13 +60,15 @@ class NewOverride(BaseModel):
     kind: OverrideKind = Field(
         "drain",
         description="drain: the replica gets no new call; refuse_long_inputs: longer inputs get 422; ladder: calls are "
-        "served as that level of the ladder says. Calls in flight go on",
+        "served as that level of the ladder says; pardon: a request that engines died under is sent again. "
+        "Calls in flight go on",
     )
     target: Line = Field(
         min_length=1,
         max_length=512,
         description="drain: name of the replica, `host:port` as the status shows it; refuse_long_inputs: name of the "
-        "model, or `*` for all; ladder: `node`, `pool NAME` or `tenant NAME`",
+        "model, or `*` for all; ladder: `node`, `pool NAME` or `tenant NAME`; pardon: the request's `fingerprint` as "
+        "the status shows it",
     )
     tokens: int | None = Field(
         None,
@@ -94,6 +97,8 @@ class NewOverride(BaseModel):
             raise PydanticCustomError("target", "is not the name of a replica; write host:port as the status shows it")
         if info.data.get("kind") == "ladder" and level_of(target, 0) is None:
             raise PydanticCustomError("target", "is not `node`, `pool NAME` or `tenant NAME`")
+        if info.data.get("kind") == "pardon" and not FINGERPRINT.fullmatch(target):
+            raise PydanticCustomError("target", "is no fingerprint; write the 16 digits that the status shows")
         return target
 
     @field_validator("tokens")

@@ -175,8 +175,12 @@ async def _delete(
 
 
 def _check_target(change: Change, view: DataPlaneView) -> None:
-    """Refuse a replica, model or pool that the data plane does not have; without its status any may be named."""
-    if not view.reachable or (change.kind == "refuse_long_inputs" and change.target == ALL_MODELS):
+    """Refuse a replica, model or pool that the data plane does not have; without its status any may be named.
+
+    A pardon may name a request that is not known yet: it holds for a time.
+    """
+    every = change.kind == "refuse_long_inputs" and change.target == ALL_MODELS
+    if not view.reachable or every or change.kind == "pardon":
         return
     if change.kind == "ladder":
         _check_pool(change.target, view.pools())

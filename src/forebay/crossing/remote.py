@@ -91,6 +91,11 @@ class RemoteLease:
         self.started_s = place.started_s
         self.first_token_s: float | None = None
 
+    @property
+    def prefilling(self) -> bool:
+        """Whether its prompt is still to be computed; of answers that come as a whole it is not known here."""
+        return self.first_token_s is None
+
     def first_token(self) -> None:
         """Tell that a stream's first token came."""
         gate = self._gate

@@ -177,6 +177,19 @@ FORECAST_TOKENS: Final = Family(
 FORECAST_MONEY: Final = Family(
     "forebay_month_forecast_money", "gauge", ("tenant", "bound"), "Money that its month will have come to."
 )
+ENGINE_DEATHS: Final = Family("forebay_engine_deaths_total", "counter", (), "Replicas that died under calls.")
+SUSPECTS: Final = Family(
+    "forebay_suspect_requests", "gauge", ("standing",), "Requests under which engines died: suspected, or quarantined."
+)
+SUSPECTS_WAITING: Final = Family(
+    "forebay_suspects_waiting", "gauge", ("pool",), "Calls that wait to be tried again by themselves."
+)
+FEATURE_CUT: Final = Family(
+    "forebay_feature_cut_off",
+    "gauge",
+    ("pool", "endpoint", "model", "feature"),
+    "Replicas to which requests with the feature are not sent.",
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -204,7 +217,8 @@ WATCHED: Final = (
     LOOP_LAG, QUEUE_WAITING, HIGH_LOWERED, SPEED, UNPREFILLED, RETRIES_DENIED, RULE_APPLIED, CONTINUED,
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
     REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN, STORE_UP, STORE_AGE, STORE_FAILURES, NODES, PORTION,
-    RESUMED, MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY,
+    RESUMED, MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY, ENGINE_DEATHS, SUSPECTS, SUSPECTS_WAITING,
+    FEATURE_CUT,
 )  # fmt: skip
 UNKNOWN_AT_FIRST: Final = frozenset({LADDER_KV})
 """Families that have no series while nobody knows: 0 would be a lie."""

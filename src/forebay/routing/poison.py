@@ -1,22 +1,26 @@
 """A request that kills engines: who is suspected when a replica dies, who is tried again, who is not (T29, A7).
 
 Pure, on the time it is told. When a replica dies, each call in flight there is judged. One that has decoded more than
-32 tokens is innocent and may move at once. One that was still in prefill, or decodes only just, is a suspect:
-suspects of a pool go one at a time, the newest first, all to one replica. A suspect that is there when a second
-replica dies is guilty, and its fingerprint is quarantined for a while; whoever was suspected with it is free at once.
+32 tokens is innocent and may move at once. A suspect is one that was still in prefill, or the newest of those that
+ask for the same features: suspects of a pool go one at a time, the newest first, all to one replica. A suspect that
+is there when a second replica dies is guilty, and its fingerprint is quarantined for a while; whoever was suspected
+with it is free at once.
 
-So a request that kills before its 33rd token takes two replicas. One that kills later looks innocent at first: from
-then on it must get 32 tokens beyond where it was. At the second death it is guilty if it is the only one that was
-at both and has not come that far, else a suspect; at the third it is guilty in any case.
+A request kills where it killed before: who is there at a second death but has come further, or not so far, is no more
+suspected than others. So a request that kills in its prefill takes two replicas, and engines that die one after the
+other by themselves convict nobody. One that kills later may look innocent at first: at the second death it is guilty if
+it is the only one that was at both in the same place; at the third in any case.
 """
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 INNOCENT_TOKENS: Final = 32
+SAME_TOKENS: Final = 8
+"""Two deaths that are no further apart in an answer are in the same place: some tokens are always on the way."""
 TTL_S: Final = 600.0
 MAX_TTL_S: Final = 14_400.0
 MAX_FINGERPRINTS: Final = 1024
@@ -24,6 +28,8 @@ MAX_FINGERPRINTS: Final = 1024
 
 DEATH_WINDOW_S: Final = 2.0
 """What is lost on one replica within this time is lost in the same death."""
+MAX_HASHED_BYTES: Final = 1_048_576
+"""Of a longer member its beginning and its end are hashed, each half as long, and its length."""
 
 # Members of a body that differ between two sendings of the same request, or never reach the model.
 VOLATILE: Final = frozenset(
@@ -33,7 +39,7 @@ VOLATILE: Final = frozenset(
 Finding = Literal["innocent", "suspect", "guilty"]
 Standing = Literal["free", "suspect", "quarantined"]
 _Kept = Literal["noted", "suspect", "quarantined"]
-Reason = Literal["decoded", "explained", "in prefill", "few tokens", "second death", "third death"]
+Reason = Literal["decoded", "not the newest", "explained", "in prefill", "newest", "second death", "third death"]
 
 
 class Flight(Struct, frozen=True):
@@ -41,10 +47,11 @@ class Flight(Struct, frozen=True):
 
     Attributes:
         call_id: whose.
-        fingerprint: keyed hash of model and body.
+        fingerprint: keyed hash of its body.
         features: mask of its features, as `features.mask_of` makes it.
         started_s: monotonic seconds at which it was sent to this replica.
         decoded_tokens: that this replica has sent for it; 0 while in prefill, or when nobody can see it.
+        place_tokens: where in its answer it is, counted over all replicas.
     """
 
     call_id: str
@@ -52,6 +59,7 @@ class Flight(Struct, frozen=True):
     features: int
     started_s: float
     decoded_tokens: int
+    place_tokens: int
 
 
 class Presence(Struct, frozen=True):
@@ -60,12 +68,12 @@ class Presence(Struct, frozen=True):
     Attributes:
         standing: what was thought of it: merely noted as an innocent, or worse.
         deaths: how many replicas.
-        tokens: the most that it had decoded at one of these deaths.
+        place_tokens: where in its answer it was at the latest.
     """
 
     standing: Literal["noted", "suspect", "quarantined"]
     deaths: int = 1
-    tokens: int = 0
+    place_tokens: int = 0
 
 
 class Judged(Struct, frozen=True):
@@ -94,20 +102,23 @@ class Entry(Struct, frozen=True):
     left_s: float
 
 
-def fingerprint(key: bytes, model: str, members: Mapping[str, bytes]) -> int:
+def fingerprint(key: bytes, members: Mapping[str, bytes | Raw]) -> int:
     """Return 64 bits that the same request has again, and nobody can aim at without the key.
 
     Args:
         key: random, of this process, at most 64 bytes.
-        model: that is asked.
         members: raw text of the body's members; the volatile ones are left out.
     """
-    digest = blake2b(model.encode(), digest_size=8, key=key)
+    digest = blake2b(digest_size=8, key=key)
     for name in sorted(members):
-        if name not in VOLATILE and name != "model":
-            text = members[name]
+        if name not in VOLATILE:
+            text = memoryview(members[name])
             digest.update(b"\0%b\0%d\0" % (name.encode(), len(text)))
-            digest.update(text)
+            if len(text) <= MAX_HASHED_BYTES:
+                digest.update(text)
+            else:
+                digest.update(text[: MAX_HASHED_BYTES // 2])
+                digest.update(text[-MAX_HASHED_BYTES // 2 :])
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -120,7 +131,10 @@ def judge(flights: Sequence[Flight], before: Mapping[int, Presence]) -> tuple[Ju
     """
     guilty, reason = _guilty(flights, before)
     if not guilty:
-        return tuple([_judged(flight, before.get(flight.fingerprint)) for flight in flights])
+        newest: dict[int, float] = {}
+        for flight in flights:
+            newest[flight.features] = max(flight.started_s, newest.get(flight.features, flight.started_s))
+        return tuple([_judged(f, before.get(f.fingerprint), newest[f.features]) for f in flights])
     return tuple(
         [
             Judged(f, "guilty", reason) if f.fingerprint in guilty else Judged(f, "innocent", "explained")
@@ -129,46 +143,41 @@ def judge(flights: Sequence[Flight], before: Mapping[int, Presence]) -> tuple[Ju
     )
 
 
-def is_young(decoded_tokens: int, tokens: int) -> bool:
-    """Say whether a call has not decoded enough to be innocent.
-
-    Args:
-        decoded_tokens: on the replica in question.
-        tokens: the most that it had decoded when a replica died before; it must get well beyond that again.
-    """
-    return decoded_tokens <= INNOCENT_TOKENS + tokens
-
-
 def _guilty(flights: Sequence[Flight], before: Mapping[int, Presence]) -> tuple[set[int], Reason]:
     """Return the culprits, if they can be told: the surest evidence goes first."""
     seen = {f.fingerprint: before[f.fingerprint] for f in flights if f.fingerprint in before}
     convicted = {each for each, presence in seen.items() if presence.standing == "quarantined"}
-    young = {
-        f.fingerprint
-        for f in flights
-        if f.fingerprint in seen and is_young(f.decoded_tokens, seen[f.fingerprint].tokens)
-    }
-    suspects = {each for each in young if seen[each].standing == "suspect"}
-    if convicted or suspects:
-        return convicted or suspects, "second death"
-    # Of several that only happened to be at both deaths, all but one are bystanders.
-    if len(young) == 1:
-        return young, "second death"
+    again = {f.fingerprint for f in flights if f.fingerprint in seen and _in_place(f, seen[f.fingerprint])}
+    suspects = {each for each in again if seen[each].standing == "suspect"}
+    if convicted:
+        return convicted, "second death"
+    # Of several that were at both deaths, all but one are bystanders.
+    for accused in (suspects, again):
+        if len(accused) == 1:
+            return accused, "second death"
     return {each for each, presence in seen.items() if presence.deaths >= 2}, "third death"
 
 
-def _judged(flight: Flight, before: Presence | None) -> Judged:
-    if not is_young(flight.decoded_tokens, 0 if before is None else before.tokens):
-        return Judged(flight, "innocent", "decoded")
-    if before is not None:
+def _in_place(flight: Flight, before: Presence) -> bool:
+    return abs(flight.place_tokens - before.place_tokens) <= SAME_TOKENS
+
+
+def _judged(flight: Flight, before: Presence | None, newest_s: float) -> Judged:
+    if before is not None and _in_place(flight, before):
         return Judged(flight, "suspect", "second death")
-    return Judged(flight, "suspect", "few tokens" if flight.decoded_tokens else "in prefill")
+    if not flight.decoded_tokens:
+        return Judged(flight, "suspect", "in prefill")
+    if flight.decoded_tokens > INNOCENT_TOKENS:
+        return Judged(flight, "innocent", "decoded")
+    if flight.started_s >= newest_s:
+        return Judged(flight, "suspect", "newest")
+    return Judged(flight, "innocent", "not the newest")
 
 
 class _Record:
     """What is remembered of one fingerprint."""
 
-    __slots__ = ("at_s", "case", "deaths", "reason", "replica", "sentences", "standing", "tokens", "until_s")
+    __slots__ = ("at_s", "case", "deaths", "reason", "replica", "place_tokens", "sentences", "standing", "until_s")
 
     def __init__(self) -> None:
         self.standing: _Kept = "noted"
@@ -178,7 +187,7 @@ class _Record:
         self.until_s = 0.0
         self.case = 0
         self.deaths = 0
-        self.tokens = 0
+        self.place_tokens = 0
         self.sentences = 0
 
 
@@ -245,7 +254,7 @@ class Quarantine:
             self.standing(seen, now_s)  # which forgets what is over
             record = self._quarantined.get(seen) or self._records.get(seen)
             if record is not None and not _same_death(record, replica, now_s):
-                before[seen] = Presence(record.standing, record.deaths, record.tokens)
+                before[seen] = Presence(record.standing, record.deaths, record.place_tokens)
         self._cases += 1
         judged = judge(flights, before)
         # Innocents first: at the bound, what came first is forgotten first.
@@ -255,19 +264,19 @@ class Quarantine:
                 self._remember(each, replica, now_s)
         return {each.flight.call_id: each for each in judged}
 
-    def survived(self, seen: int, decoded_tokens: int) -> bool:
+    def survived(self, seen: int, place_tokens: int) -> bool:
         """Tell how far a suspect has come; return whether that is enough, so that its like need not wait any more.
 
         Its death stays noted.
 
         Args:
             seen: its fingerprint.
-            decoded_tokens: on the replica where it is tried.
+            place_tokens: where in its answer it is.
         """
         record = self._records.get(seen)
         if record is None:
             return True
-        if is_young(decoded_tokens, record.tokens):
+        if place_tokens <= record.place_tokens + INNOCENT_TOKENS:
             return False
         record.standing = "noted"
         return True
@@ -280,6 +289,14 @@ class Quarantine:
         """Forget a fingerprint, as an operator wishes; return whether it was known."""
         known = self._quarantined.pop(seen, None) or self._records.pop(seen, None)
         return known is not None
+
+    def accuses(self) -> bool:
+        """Say whether anybody is suspected or quarantined; if not, no call needs to be looked at."""
+        return bool(self._quarantined) or any(r.standing == "suspect" for r in self._records.values())
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many fingerprints are quarantined, and how many are suspected."""
+        return len(self._quarantined), sum(r.standing == "suspect" for r in self._records.values())
 
     def entries(self, now_s: float) -> list[Entry]:
         """Return the quarantined and the suspects, to be shown; at most `MAX_FINGERPRINTS`."""
@@ -302,7 +319,7 @@ class Quarantine:
         record = self._quarantined.pop(seen, None) or self._records.pop(seen, None) or _Record()
         if not _same_death(record, replica, now_s):
             record.deaths += 1
-        record.tokens = max(record.tokens, judged.flight.decoded_tokens)
+        record.place_tokens = judged.flight.place_tokens
         known_case = record.case
         record.replica, record.at_s, record.reason, record.case = replica, now_s, judged.reason, self._cases
         record.until_s = now_s + self._ttl_s

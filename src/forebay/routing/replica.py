@@ -189,10 +189,11 @@ class Lease:
         uncached_tokens: of the prompt, as foreseen.
         started_s: monotonic seconds at which it was taken.
         first_token_s: monotonic seconds of a stream's first token; None before.
+        prefilling: its prompt is still to be computed, as far as one can see.
     """
 
-    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_prefilling", "_reserved_tokens",
-                 "_streams", "_tokens", "first_token_s", "started_s", "state", "uncached_tokens")  # fmt: skip
+    __slots__ = ("_ahead_tokens", "_foreseen", "_held", "_long", "_reserved_tokens", "_streams", "_tokens",
+                 "first_token_s", "prefilling", "started_s", "state", "uncached_tokens")  # fmt: skip
 
     def __init__(self, state: ReplicaState, call: Call, foreseen_tokens: int, long: bool, now_s: float) -> None:
         self.state = state
@@ -203,7 +204,7 @@ class Lease:
         self._streams = call.stream
         self.started_s = now_s
         self.first_token_s: float | None = None
-        self._held = self._prefilling = True
+        self._held = self.prefilling = True
         if not state.unprefilled_tokens:
             state.progress_s = now_s
         self._ahead_tokens = state.backlog_tokens(now_s)
@@ -225,7 +226,7 @@ class Lease:
 
     def first_token(self) -> None:
         """Tell that a stream's first token came: the time it took teaches the replica's speed."""
-        if self._prefilling:
+        if self.prefilling:
             state = self.state
             self.first_token_s = now_s = state.now_s()
             self.prefilled()
@@ -235,13 +236,13 @@ class Lease:
 
     def prefilled(self) -> None:
         """Count the prompt as computed."""
-        self._prefilling = False
+        self.prefilling = False
         self.state.unprefilled_tokens -= self.uncached_tokens
         self.state.long_prefills -= self._long
 
     def overdue(self, now_s: float) -> bool:
         """Say whether the prompt of an answer that is not streamed should be computed by now, and is not counted so."""
-        if not self._prefilling:
+        if not self.prefilling:
             return False
         speed = self.state.speed
         foreseen_s = speed.predict_s(self._ahead_tokens + self.uncached_tokens) if speed.known else _UNSEEN_PREFILL_S
@@ -279,7 +280,7 @@ class Lease:
 
     def _leave(self, now_s: float) -> None:
         self._held = False
-        if self._prefilling:
+        if self.prefilling:
             self.prefilled()
         state = self.state
         state.in_flight -= 1

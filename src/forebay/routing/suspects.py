@@ -1,4 +1,4 @@
-"""What comes before and after a judgement of `poison`: was it a death at all, and whose turn is it to be tried.
+"""Whose turn it is among the suspects of a death: one after the other, all on the same replica (T29).
 
 Pure, on the time it is told.
 """
@@ -6,106 +6,12 @@ Pure, on the time it is told.
 from collections.abc import Iterable
 from typing import Final
 
-from forebay.domain import FailureKind
-from forebay.routing.poison import DEATH_WINDOW_S, Flight, Judged, Quarantine
-
-TRIAL_S: Final = 10.0
+TRIAL_S: Final = 5.0
 """A suspect that has neither died nor decoded for this long no longer keeps the next one out."""
+ALONE: Final = 4
+"""Trials that must go well before two run at once, then four, and so on: the culprit is nearly always of the newest."""
 MAX_WAITING: Final = 256
 """Suspects that wait in one pool; more are turned away."""
-SETTLE_S: Final = 0.1
-"""How long a lost call waits for the others of its replica before it asks for its finding."""
-DEATH_LOSSES: Final = 3
-MAX_FLIGHTS: Final = 4096
-"""Calls that are judged for one death; those beyond count as lost with no verdict."""
-
-# How the calls of a dead or hanging engine end. Not CONNECT: a call that found nobody cannot have killed him.
-_LOSSES: Final = frozenset((FailureKind.RESET, FailureKind.TRUNCATED, FailureKind.IN_BAND))
-_SILENCES: Final = frozenset((FailureKind.STALL, FailureKind.FIRST_BYTE))
-
-
-class _Case:
-    """Calls lost on one replica within a short time."""
-
-    __slots__ = ("fresh", "in_flight", "judged", "last_s", "lost", "unreachable")
-
-    def __init__(self, now_s: float) -> None:
-        self.last_s = now_s
-        self.in_flight = 0
-        self.lost = 0
-        self.fresh: list[Flight] = []
-        self.judged: dict[str, Judged] = {}
-        self.unreachable = False
-
-    def is_death(self) -> bool:
-        if not (self.fresh or self.judged):
-            return False
-        return self.unreachable or self.lost >= DEATH_LOSSES or 2 <= self.in_flight <= self.lost
-
-
-class Deaths:
-    """Tells the death of a replica from the loss of a call, and gathers who was in flight.
-
-    It is a death when a call was lost and the replica cannot be reached, when several calls were lost and none is
-    left, or when three were. A call that met silence is only counted with a replica that cannot be reached: a
-    slow engine is no dead one.
-    """
-
-    __slots__ = ("_cases",)
-
-    def __init__(self) -> None:
-        self._cases: dict[str, _Case] = {}
-
-    def lost(self, replica: str, kind: FailureKind, flight: Flight, in_flight: int, now_s: float) -> bool:
-        """Tell how a call failed; return whether its replica may have died of it.
-
-        Args:
-            replica: on which it ran.
-            kind: how it failed.
-            flight: what it was.
-            in_flight: calls on the replica, this one included.
-            now_s: monotonic seconds.
-        """
-        if kind not in _LOSSES and kind not in _SILENCES:
-            return False
-        case = self._case(replica, now_s)
-        case.in_flight = max(case.in_flight, in_flight)
-        case.lost += kind in _LOSSES
-        if len(case.fresh) + len(case.judged) < MAX_FLIGHTS:
-            case.fresh.append(flight)
-        return True
-
-    def unreachable(self, replica: str, now_s: float) -> None:
-        """Tell that nobody listens there: a refused connection, or a health poll without an answer."""
-        self._case(replica, now_s).unreachable = True
-
-    def finding(self, replica: str, call_id: str, quarantine: Quarantine, now_s: float) -> Judged | None:
-        """Return what is thought of a lost call; None when its replica lives, as far as one knows.
-
-        Asked `SETTLE_S` after the loss, so that all calls of a replica are judged together.
-
-        Args:
-            replica: on which it ran.
-            call_id: whose.
-            quarantine: that judges and remembers.
-            now_s: monotonic seconds.
-        """
-        case = self._cases.get(replica)
-        if case is None or not case.is_death():
-            return None
-        if case.fresh:
-            case.judged.update(quarantine.died(replica, case.fresh, now_s))
-            case.fresh = []
-        return case.judged.get(call_id)
-
-    def _case(self, replica: str, now_s: float) -> _Case:
-        case = self._cases.get(replica)
-        if case is None or now_s - case.last_s > DEATH_WINDOW_S:
-            for name in [name for name, old in self._cases.items() if now_s - old.last_s > DEATH_WINDOW_S]:
-                del self._cases[name]
-            case = self._cases[replica] = _Case(now_s)
-        case.last_s = now_s
-        return case
 
 
 def site_of(usable: Iterable[str]) -> str:
@@ -123,12 +29,17 @@ def site_of(usable: Iterable[str]) -> str:
 class _Court:
     """The suspects of one pool."""
 
-    __slots__ = ("first", "tried", "waiting")
+    __slots__ = ("first", "over", "tried", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[str, float] = {}
         self.tried: dict[str, float] = {}
         self.first = ""
+        self.over = 0
+
+    def has_room(self, now_s: float) -> bool:
+        running = sum(now_s < since_s + TRIAL_S for since_s in self.tried.values())
+        return running < (1 if self.over < ALONE else 2 ** min(8, self.over - ALONE + 1))
 
     def choose(self) -> None:
         self.first = max(self.waiting, key=self.waiting.__getitem__) if self.waiting else ""
@@ -137,6 +48,7 @@ class _Court:
 class Trials:
     """Whose turn it is among the suspects: one per pool at a time, the newest first, all at `site_of` it.
 
+    With every trial that goes well the culprit is less likely among those who are left, so later ones go together.
     A call enters, asks for its turn now and then, and leaves once it has decoded enough, has ended in any way, or is
     suspected no more.
     """
@@ -166,7 +78,7 @@ class Trials:
     def turn(self, pool: str, call_id: str, now_s: float) -> bool:
         """Say whether a waiting suspect may go now; if so, its trial has begun."""
         court = self._courts.get(pool)
-        if court is None or court.first != call_id or any(now_s < since + TRIAL_S for since in court.tried.values()):
+        if court is None or court.first != call_id or not court.has_room(now_s):
             return False
         del court.waiting[call_id]
         court.tried[call_id] = now_s
@@ -179,10 +91,15 @@ class Trials:
         if court is None:
             return
         court.waiting.pop(call_id, None)
-        court.tried.pop(call_id, None)
+        court.over += court.tried.pop(call_id, None) is not None
         court.choose()
         if not court.tried and not court.waiting:
             del self._courts[pool]
+
+    def died(self, pool: str) -> None:
+        """Tell that a replica died: from now on one goes at a time again."""
+        if pool in self._courts:
+            self._courts[pool].over = 0
 
     def waiting(self) -> dict[str, int]:
         """Return how many suspects wait, by pool."""

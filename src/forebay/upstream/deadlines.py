@@ -8,7 +8,10 @@ from forebay.domain import FailureKind
 from forebay.policy import Stream, Timeouts
 from forebay.upstream.continuation.shapes import Plan
 from forebay.upstream.continuation.thread import Thread
+from forebay.wire.members import Members
 from forebay.wire.rewrite import Rewriter
+
+_NO_MEMBERS = Members(b"{}", {})
 
 MESSAGES = {
     FailureKind.TOTAL: "the answer took longer than total_s",
@@ -33,17 +36,18 @@ class Sending:
         plan: how an answer that breaks off could go on; None when it cannot.
         learned_s: the first content of this try is due by then, so that it moves on; 0 where only `timeouts` count.
         thread: follows the answer so that it can; None where it is not followed.
+        members: of the request as the client sent it.
     """
 
     __slots__ = (
-        "body", "choices", "learned_s", "max_answer_bytes", "max_attempts", "plan", "pool", "rewriter", "sends_done",
-        "stream", "thread", "timeouts",
+        "body", "choices", "learned_s", "max_answer_bytes", "max_attempts", "members", "plan", "pool", "rewriter",
+        "sends_done", "stream", "thread", "timeouts",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - its attributes
         self, pool: str, body: bytes, timeouts: Timeouts, stream: Stream, max_answer_bytes: int, rewriter: Rewriter,
         sends_done: bool, choices: int = 1, max_attempts: int = 3, plan: Plan | None = None,
-        thread: Thread | None = None, learned_s: float = 0.0,
+        thread: Thread | None = None, learned_s: float = 0.0, members: Members = _NO_MEMBERS,
     ) -> None:  # fmt: skip
         self.pool: Final = pool
         self.body: Final = body
@@ -57,6 +61,7 @@ class Sending:
         self.plan: Final = plan
         self.thread: Final = thread
         self.learned_s: Final = learned_s
+        self.members: Final = members
 
 
 class Times(Struct, frozen=True):

@@ -285,7 +285,7 @@ def by_hand(action: AnyAction) -> tuple[Exchange, Any, Seen]:
         nth=1,
     )
     connection: Any = Narrow()
-    stage = Stage(core, loop, lambda: 0.0, lambda seen, status: None)
+    stage = Stage(core, loop, lambda: 0.0, lambda seen, status: None, lambda: None)
     return Exchange(stage, work, action, seen, connection), connection, seen
 
 

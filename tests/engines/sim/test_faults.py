@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.engines.sim import faults
-from forebay.engines.sim.faults import Cut, FaultScript, Loading, Ok, Status, name_of, read
+from forebay.engines.sim.faults import WELL, Cut, Die, FaultScript, Loading, Ok, Status, name_of, read
 
 
 def script(*steps: dict[str, object], now_s: float = 0.0) -> FaultScript:
@@ -80,3 +80,10 @@ def test_a_script_is_bounded() -> None:
 
 def test_actions_compare_by_value() -> None:
     assert Loading(for_s=1) != Loading(for_s=2)
+
+
+def test_a_step_may_hold_for_some_bodies_only() -> None:
+    script = FaultScript(read(b'[{"action": "die", "if_body": "poison"}, {"action": "reset"}]'), 0.0)
+    assert script.take(0.0, b'{"prompt":"hi"}') == WELL
+    assert script.take(0.0, b'{"prompt":"poison"}') == Die(if_body="poison")
+    assert script.take(0.0, b"{}") == faults.Reset()

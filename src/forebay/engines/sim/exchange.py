@@ -14,6 +14,7 @@ from forebay.engines.sim.faults import (
     BadChunk,
     BadEvent,
     Cut,
+    Die,
     ErrorEvent,
     Freeze,
     Garbage,
@@ -64,12 +65,14 @@ class Stage(NamedTuple):
         loop: for what has to wait.
         elapsed_s: gives the seconds since the server started, for the log.
         answered: is told the status of an answer, once, at its headers.
+        die: ends the engine.
     """
 
     core: Core
     loop: asyncio.AbstractEventLoop
     elapsed_s: Callable[[], float]
     answered: Callable[[Seen, int], None]
+    die: Callable[[], None]
 
 
 class Exchange:
@@ -215,6 +218,8 @@ class Exchange:
         match self._action:
             case Cut(how=how):
                 self._cut(how)
+            case Die():
+                self._stage.die()
             case Stall(hold_s=hold_s):
                 self._hold(hold_s)
             case BadChunk():

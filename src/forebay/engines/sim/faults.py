@@ -6,7 +6,8 @@ A script is a JSON list. Each step names an `action`, and how long it holds: `ti
     [{"action": "status", "status": 503, "times": 2},
      {"action": "ok"},
      {"action": "cut", "after_tokens": 40, "how": "rst"},
-     {"action": "loading", "for_s": 60}]
+     {"action": "loading", "for_s": 60},
+     {"action": "die", "if_body": "poison", "always": true}]
 
 Pure: the caller passes the time, and carries the actions out.
 """
@@ -29,11 +30,13 @@ class Action(Struct, frozen=True, tag_field="action", forbid_unknown_fields=True
         times: calls that it is done to.
         for_s: seconds that it holds for instead, counted from when its turn comes.
         always: it holds until the script is replaced.
+        if_body: it is done only to calls whose body has this text; the others are served well, and use nothing up.
     """
 
     times: int = 1
     for_s: float | None = None
     always: bool = False
+    if_body: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a step that never ends or never begins."""
@@ -150,6 +153,12 @@ class Cut(Tripped, frozen=True, tag="cut"):
     how: How = "rst"
 
 
+class Die(Tripped, frozen=True, tag="die"):
+    """Die: nobody listens any more, all connections are reset, and a process of its own ends."""
+
+    after_tokens: int = 0
+
+
 class Stall(Tripped, frozen=True, tag="stall"):
     """Fall silent.
 
@@ -234,6 +243,7 @@ AnyAction = (
     | SlowStart
     | Freeze
     | Cut
+    | Die
     | Stall
     | ErrorEvent
     | AbortFinish
@@ -294,9 +304,11 @@ class FaultScript:
             self._next(self._since_s + step.for_s)
         return WELL
 
-    def take(self, now_s: float) -> AnyAction:
-        """Return what to do to the call that came now, and count it."""
+    def take(self, now_s: float, body: bytes = b"") -> AnyAction:
+        """Return what to do to the call that came now with a body, and count it."""
         step = self.current(now_s)
+        if step.if_body and step.if_body.encode() not in body:
+            return WELL
         if self._steps and step.for_s is None and not step.always:
             self._used += 1
             if self._used >= step.times:

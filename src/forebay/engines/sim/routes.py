@@ -89,12 +89,13 @@ class SimApp:
         self.core = Core(spec, clock, loop)
         self.log = RequestLog()
         self.accepted = 0
+        self.on_death: Callable[[], None] = self.close
         self._clock = clock
         self._started_s = clock.now_s()
         self._script = FaultScript((), self._started_s)
         self._connections: set[Connection] = set()
         self._opened = 0
-        self._stage = Stage(self.core, loop, self._elapsed_s, self._answered)
+        self._stage = Stage(self.core, loop, self._elapsed_s, self._answered, lambda: self.on_death())
 
     def set_faults(self, steps: tuple[AnyAction, ...]) -> None:
         """Replace the script; the turn of its first step begins now."""
@@ -169,7 +170,7 @@ class SimApp:
         """Start an exchange; a request that cannot be read consumes no fault."""
         self.log.count_attempt(seen)
         work = self._read(path, request)
-        action = self._script.take(self._clock.now_s())
+        action = self._script.take(self._clock.now_s(), request.body)
         seen.fault = faults.name_of(action)
         Exchange(self._stage, work, action, seen, connection).start()
 

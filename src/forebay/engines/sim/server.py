@@ -20,11 +20,14 @@ class SimServer:
     Attributes:
         host: address that it is bound to.
         port: TCP port that it is bound to.
+        died: set when a fault, or a signal, ends it.
     """
 
     def __init__(self, app: SimApp, server: asyncio.Server) -> None:
         self._app = app
         self._server = server
+        self.died = asyncio.Event()
+        app.on_death = self._die
         address = server.sockets[0].getsockname()
         self.host: str = address[0]
         self.port: int = address[1]
@@ -51,6 +54,11 @@ class SimServer:
     def reset(self) -> None:
         """Be well again, as `POST /sim/reset`."""
         self._app.reset()
+
+    def _die(self) -> None:
+        self._server.close()
+        self._app.close()
+        self.died.set()
 
     async def close(self) -> None:
         """Stop listening and cut all connections."""
@@ -95,16 +103,15 @@ def read_faults(path: Path | None) -> tuple[AnyAction, ...]:
 
 
 async def serve_until_signal(server: SimServer, ready: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT, then close the server.
+    """Wait for SIGTERM or SIGINT, or until a fault has ended the server; then close it.
 
     Args:
         server: what to close.
         ready: called as soon as a signal would be heard.
     """
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, server.died.set)
     ready()
-    await stop.wait()
+    await server.died.wait()
     await server.close()

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     # the decision
     PREFIX_REFUSED = "prefix_refused"  # the engine refuses a begun answer, and a whole new one has failed too
     NO_ENGINE = "no_engine"  # no replica of the pool is left, or none has had room for as long as a first byte may take
+    QUARANTINED = "quarantined"  # two engines died under the request
     DEADLINE = "deadline"
     MOVES_SPENT = "moves_spent"
 
