@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MARK = "@"
 _READ_BYTES = 65_536
+_BEATS = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,6 +61,7 @@ async def _run(options: argparse.Namespace, settings: Settings, clock: SystemClo
         plane = DataPlane(loop, clock, settings, options.data_dir, options.config)
         gatekeeper = Gatekeeper(plane, options.workers, listeners, say)
         asked.on_line = gatekeeper.told
+        plane.beats.append(Pulse())
         gatekeeper.begin()
         # The supervisor has the sockets; what is left to be said is that all workers serve.
         taken = None if options.taken is None else Taken(socket.socket(fileno=options.taken), Hello(FORMAT, "", 0), [])
@@ -70,12 +72,26 @@ async def _run(options: argparse.Namespace, settings: Settings, clock: SystemClo
     gate = RemoteGate(loop, clock, options.gate_path, options.number)
     plane = DataPlane(loop, clock, settings, options.data_dir, options.config, gate)
     worker = Worker(plane, gate, listeners)
+    plane.beats.append(Pulse())
     worker.begin()
     await asked.unless(worker.serve())
     if not asked.to_stop.is_set():
         say(f"serves {options.number}")
     await asked.to_stop.wait()
     await worker.stop(lingers=asked.lingers)
+
+
+class Pulse:
+    """Tells the supervisor once a second that the loop turns; called ten times a second."""
+
+    def __init__(self) -> None:
+        self._beats = 0
+
+    def __call__(self) -> None:
+        """Count a beat, and say so when a second of them is over."""
+        self._beats += 1
+        if self._beats % _BEATS == 0:
+            say("lives")
 
 
 class Asked:

@@ -221,6 +221,10 @@ class Child:
         if pipe is not None and not pipe.is_closing() and not pipe.get_write_buffer_size():
             pipe.write(line)
 
+    def kill(self) -> None:
+        """Kill the child and its group as it runs now; it is started again."""
+        self._signal(signal.SIGKILL)
+
     async def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask the child to end, kill its group when it does not, and end the supervision.
 

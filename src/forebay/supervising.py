@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from forebay.clock import Clock
 from forebay.config.load import Address, Settings, read_file
 from forebay.config.reload import DocumentWatch
 from forebay.handover import Taken, bound_unix_socket
-from forebay.processes import Backoff, Child
+from forebay.processes import Backoff, Child, ChildState
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ START_S: Final = 30.0
 _GATE_BACKOFF: Final = Backoff(first_s=0.02, limit_s=5.0)
 _WORKER_BACKOFF: Final = Backoff(first_s=0.2, limit_s=10.0)
 _MARGIN_S: Final = 8.0
+GATE_SILENT_S: Final = 8.0
+"""A gate that says nothing for so long hangs; it speaks every second, and takes a second or two to start."""
+WORKER_SILENT_S: Final = 30.0
+"""The same for a worker: as long as a liveness probe would wait."""
 _REPORT_S: Final = 1.0
 _BACKLOG: Final = 4096
 
@@ -92,6 +97,7 @@ class Supervisor:
         self._all_serve = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._retired = False
+        self._heard_s: dict[str, float] = {}
         self._claim = Claim(order.data_dir)
 
     async def start(self, taken: Taken | None = None) -> int:
@@ -193,13 +199,15 @@ class Supervisor:
         return command, [self._good.fileno(), *listeners]
 
     async def _child(self, name: str, backoff: Backoff, command: Sequence[str], descriptors: Sequence[int]) -> Child:
-        child = Child(name, command, self._clock, on_line=self._heard, backoff=backoff, pass_fds=descriptors)
+        heard = partial(self._heard, name)
+        child = Child(name, command, self._clock, on_line=heard, backoff=backoff, pass_fds=descriptors)
         self._children.append(child)
         await child.start()
         return child
 
-    def _heard(self, line: str) -> None:
-        """Take a line of a child: a word to us, or its log."""
+    def _heard(self, name: str, line: str) -> None:
+        """Take a line of a child: a word to us, or its log; any of them says that it lives."""
+        self._heard_s[name] = self._clock.now_s()
         if not line.startswith(MARK):
             with contextlib.suppress(OSError):
                 os.write(2, f"{line}\n".encode())
@@ -223,12 +231,24 @@ class Supervisor:
         self._replaced.set()
 
     async def _report(self) -> None:
-        """Tell the gate about the children, for the status."""
+        """Tell the gate about the children, for the status, and kill those that hang."""
         while True:
+            for child in (*self._workers, *([] if self._gate is None else [self._gate])):
+                self._look_at(child, GATE_SILENT_S if child is self._gate else WORKER_SILENT_S)
             if self._gate is not None:
                 reports = [child.report() for child in self._children]
                 self._gate.tell(msgspec.json.encode(reports) + b"\n")
             await asyncio.sleep(_REPORT_S)
+
+    def _look_at(self, child: Child, silent_s: float) -> None:
+        """Kill a child that has run and said nothing for so long: its loop stands still, and with it all it has."""
+        now_s = self._clock.now_s()
+        if child.report().state is not ChildState.RUNNING:
+            self._heard_s[child.name] = now_s
+        elif now_s - self._heard_s.get(child.name, now_s) > silent_s:
+            log.error("%s has said nothing for %g s: it hangs and is killed", child.name, silent_s)
+            self._heard_s[child.name] = now_s
+            child.kill()
 
     async def _follow(self) -> None:
         """Keep the latest good file for children that are started while the one on disk is faulty."""

@@ -67,8 +67,6 @@ class Worker:
         """
         self._stopping = True
         await drain(self._plane, lingers=lingers)
-        # What the last calls have told is written in this turn of the loop.
-        await asyncio.sleep(0)
         await self._plane.end()
         for listener in self._listeners:
             listener.close()

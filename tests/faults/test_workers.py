@@ -1,5 +1,7 @@
 """Several workers behind one gate: they are one gateway to clients, and each of them may die."""
 
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -94,7 +96,7 @@ def test_a_killed_worker_takes_only_its_own_streams_along(field: Field) -> None:
     assert 0 < len(mine) < STREAMS, f"the killed one had {len(mine)} of {STREAMS} streams"
     assert harmed == mine, (harmed ^ mine, [end.fault for end in ends if end.fault][:3])
     assert all(map(is_alive, others))
-    assert pid_of(gateway, "worker 0") != pid
+    assert eventually(lambda: pid_of(gateway, "worker 0") != pid, 20)
     assert eventually(lambda: len(shown(gateway)["workers"]) == 2, 10)
     at_rest(gateway)
     assert gateway.metric("forebay_requests_total", outcome="ok") >= counted[0]
@@ -124,7 +126,7 @@ def test_a_killed_gate_harms_no_stream(field: Field) -> None:
     ends = streams(field, gateway, die)
     assert not [end for end in ends if end.fault], [end for end in ends if end.fault][:3]
     assert seen.count(200) >= 1 and set(seen) <= {200, 429}, seen
-    assert pid_of(gateway, "gate") != pid
+    assert eventually(lambda: pid_of(gateway, "gate") != pid, 20)
     at_rest(gateway)
     assert gateway.metric("forebay_requests_total", model="paced", outcome="ok") == STREAMS
 
@@ -190,6 +192,31 @@ def test_a_take_over_of_several_by_several(field: Field) -> None:
         gateway.file.write_text(gateway.file.read_text().replace(f"workers: {3 - workers}", f"workers: {workers}"))
         assert ended(gateway.replaced(), 30) == 0
         assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 10)
+    gateway.common_ending("small")
+
+
+def test_one_that_hangs_holds_up_nobody(field: Field) -> None:
+    gateway = start(field)
+    pid = pid_of(gateway, "worker 1")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Connections that it had accepted before are its own; new ones are the other's.
+        began_s = time.monotonic()
+        for _ in range(10):
+            assert gateway.get("/metrics")[0] == 200
+        assert time.monotonic() - began_s < 10
+        assert ask(gateway.address, "POST", CHAT, chat("small", stream=False, max_tokens=1)).status == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    gate = pid_of(gateway, "gate")
+    os.kill(gate, signal.SIGSTOP)
+    answer = ask(gateway.address, "POST", CHAT, chat("small", stream=False, max_tokens=1))
+    if answer.status != 200:
+        assert (answer.status, answer.error["code"], answer.value("retry-after")) == (503, "gate_unavailable", "2")
+    assert gateway.get("/health/live")[0] == 200 and gateway.get("/metrics")[0] == 200
+    # The supervisor hears nothing of it, and kills it.
+    assert eventually(lambda: not is_alive(gate), 25)
+    assert eventually(lambda: pid_of(gateway, "gate") != gate, 20)
     gateway.common_ending("small")
 
 

@@ -57,6 +57,12 @@ class Link(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._out.append(framed(encode(message)))
 
+    def close(self) -> None:
+        """Send what is left, and end the connection."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
     def cut(self) -> None:
         """End the connection at once."""
         if self._transport is not None:

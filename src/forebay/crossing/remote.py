@@ -225,7 +225,7 @@ class RemoteGate:
         finally:
             if self._link is not None:
                 self.up = False
-                self._link.cut()
+                self._link.close()
 
     def tick(self) -> None:
         """Notice a gate that hangs, and end waits for one that is gone; called ten times a second."""
