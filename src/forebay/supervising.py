@@ -110,23 +110,12 @@ class Supervisor:
         """
         if taken is None:
             self._claim.take()
-        self._keep(read_file(self._order.config))
-        self._bind(taken)
-        (self._order.data_dir / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._gate_socket = bound_unix_socket(self._gate_path)
-        self._gate_socket.listen(64)
-        self._gate = await self._child("gate", _GATE_BACKOFF, *self._gate_launch(taken))
-        for number in range(self._order.workers):
-            command, descriptors = self._launch("worker", "--number", str(number))
-            self._workers.append(await self._child(f"worker {number}", _WORKER_BACKOFF, command, descriptors))
         try:
-            async with asyncio.timeout(START_S):
-                await self._all_serve.wait()
-                await asyncio.shield(self._desk)
-        except TimeoutError:
+            await self._start_all(taken)
+        except BaseException:
             await self.stop()
-            raise StartError(f"gate and workers do not serve within {START_S:g} s; their log says why") from None
-        if taken is not None:
+            raise
+        if taken is not None and self._gate is not None:
             # A gate that is started again has nothing to take over.
             self._gate.launch_with(*self._gate_launch(None))
             taken.close()
@@ -163,6 +152,25 @@ class Supervisor:
             self._gate_path.unlink()
         self._good.close()
         self._claim.release()
+
+    async def _start_all(self, taken: Taken | None) -> None:
+        """Start gate and workers, and wait until they serve."""
+        self._keep(read_file(self._order.config))
+        self._bind(taken)
+        (self._order.data_dir / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._gate_socket.close()
+        self._gate_socket = bound_unix_socket(self._gate_path)
+        self._gate_socket.listen(64)
+        self._gate = await self._child("gate", _GATE_BACKOFF, *self._gate_launch(taken))
+        for number in range(self._order.workers):
+            command, descriptors = self._launch("worker", "--number", str(number))
+            self._workers.append(await self._child(f"worker {number}", _WORKER_BACKOFF, command, descriptors))
+        try:
+            async with asyncio.timeout(START_S):
+                await self._all_serve.wait()
+                await asyncio.shield(self._desk)
+        except TimeoutError:
+            raise StartError(f"gate and workers do not serve within {START_S:g} s; their log says why") from None
 
     def _bind(self, taken: Taken | None) -> None:
         address = self._settings.listen
