@@ -47,11 +47,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The planner runs the real queue and choice on a virtual clock, against the model of the simulated engine.
     "plan": GROUND | {"admission", "routing", "engines.sim"},
     "release": GROUND,
-    "console": GROUND | {"config", "store"},
+    "console": GROUND | {"config", "private", "store"},
     "pipeline": GROUND | PATH_ROOMS | {"cleaning", "understanding", "dispatch", "joining", "placing"},
     "joining": GROUND | {"admission", "edge", "recording"},
     "placing": GROUND | {"degrading", "edge", "inquest", "joining", "recording", "resuming", "sparing"},
-    "resume": GROUND,
+    "resume": GROUND | {"private"},
+    "private": frozenset(),
     # A client that comes back: its token and text, the request it belongs to, and the answer that goes on.
     "resuming": GROUND | {"admission", "edge", "identity", "recording", "resume", "upstream"},
     "understanding": GROUND | {"edge", "admission", "engines.registry"},
