@@ -219,6 +219,62 @@ def test_the_store_goes_away_and_everybody_ends_with_an_even_part() -> None:
     assert cluster["a"].sharing.state == "up"
 
 
+@pytest.mark.parametrize("seconds", [3.0, 8.0, 20.0])
+def test_a_node_that_alone_loses_the_store_passes_the_limit_by_its_lease_at_most(seconds: float) -> None:
+    """The others cannot tell it from a dead node, whose part is theirs after 2 s."""
+    cluster = Cluster("ab", tenant(concurrency=8))
+    cluster.pass_s(4)
+    a, b = busy(cluster, "a"), cluster["b"]
+    lease = a.portion()
+    a.store.away = True
+    cluster.pass_s(seconds)
+    a.end(8)
+    for _ in range(12):
+        a.call()
+        b.call()
+    assert a.portion() <= lease and (seconds < 10 or a.portion() == 4)
+    assert 8 <= cluster.held <= 8 + a.portion()
+    a.store.away = False
+    a.end(8)
+    b.end(8)
+    cluster.pass_s(4)
+    for _ in range(12):
+        a.call()
+        b.call()
+    assert cluster.held <= 8
+
+
+def test_tenants_beyond_those_that_share_have_even_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.portions.MAX_TENANTS", 1)
+    cluster = Cluster("ab", tenant(concurrency=8))
+    further = Tenant(name="further", concurrency=9)
+    for node in cluster.nodes.values():
+        node.quota.apply(Policy({}, {}, {b"k": cluster.tenant, b"f": further}))
+    cluster.pass_s(5)
+    parts = sorted(
+        portion
+        for node in cluster.nodes.values()
+        for name, _, _, portion, _ in node.sharing.portions.shown()
+        if name == "further"
+    )
+    assert parts == [4, 5]
+
+
+def test_a_new_policy_keeps_portions_and_gives_new_tenants_an_even_part() -> None:
+    cluster = Cluster("ab", tenant(concurrency=8))
+    cluster.pass_s(4)
+    a = busy(cluster, "a")
+    before = a.portion()
+    changed = Tenant(name="t", concurrency=6, requests_per_minute=60)
+    a.quota.apply(Policy({}, {}, {b"k": changed, b"n": Tenant(name="new", concurrency=4)}))
+    shown = {(name, limit): portion for name, limit, _, portion, _ in a.sharing.portions.shown()}
+    assert shown == {
+        ("t", "concurrency"): min(before, 6),
+        ("t", "requests_per_minute"): 30,
+        ("new", "concurrency"): 2,
+    }
+
+
 def test_a_store_that_was_away_from_the_start_costs_a_few_seconds() -> None:
     cluster = Cluster("ab", tenant(concurrency=8), nodes=2)
     for node in cluster.nodes.values():
