@@ -34,6 +34,7 @@ from forebay.plan.engine import VirtualEngine
 from forebay.policy import Capacity, Ladder, Model, Policy, Pool, Timeouts
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
+from forebay.resuming import Resuming
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import Lease
 from forebay.sparing import Sparing
@@ -185,7 +186,8 @@ class Stage:
         actions = Actions(self._fleet, clock)
         self._laddering = Laddering(self._fleet, self._gate.basin, actions, clock)
         sparing = Sparing(self._laddering, self._fleet, self._gate.basin, clock)
-        self._placing = Placing(self._gate, Degrading(self._fleet, actions, clock), Joining(clock), sparing)
+        degrading = Degrading(self._fleet, actions, clock)
+        self._placing = Placing(self._gate, degrading, Joining(clock), sparing, Resuming(None))
         metrics = Metrics(clock)
         self._recorder = Recorder(clock, _Nowhere(), metrics)
         self._policy = _policy(ladder, main, spare)

@@ -279,6 +279,19 @@ def test_one_hop_and_no_further(world: World) -> None:
     assert again.model == "small"
 
 
+def test_a_call_that_was_moved_goes_no_further_when_its_place_is_gone(world: World) -> None:
+    world.automatic(2)
+    world.fill("main", ROOM)
+    call, _, _, _ = world.ask(output=100)
+    assert call.moved
+    world.pools = (world.pools[0], Pool("spare", "vllm", replicas("s"), queue_size=0, capacity=Capacity(streams=1)))
+    world.automatic(2)
+    world.fill("spare", 1)
+    with pytest.raises(Refused) as refused:
+        asyncio.run(world.placing.let_in(call, world.policy))
+    assert refused.value.code == "queue_full"
+
+
 def test_a_pool_that_suffers_itself_takes_nobody(world: World) -> None:
     world.automatic(2)
     world.fill("main", ROOM)

@@ -75,7 +75,7 @@ class Placing:
         try:
             return await self._gate.acquire(call, model.pool)
         except Refused as refusal:
-            if refusal.code in _NO_ROOM and call.shown is None:
+            if refusal.code in _NO_ROOM and call.shown is None and not call.moved:
                 for name in model.fallback:
                     with suppress(Refused):
                         return await self._gate.acquire(call, policy.models[name].pool)

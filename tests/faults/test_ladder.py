@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 ROOM_TOKENS = 400_000
 RISE_S = 20.0  # two polls, and a machine that does other things too
-EFFECT_S = 4.0
+EFFECT_S = 10.0  # far more than the second that it takes, on a machine that does other things too
 KV_OF_MAIN = ("forebay_ladder_kv_ratio", frozenset({("pool", "main")}))
 TALK = [{"role": "user" if n % 2 == 0 else "assistant", "content": "word " * 900} for n in range(10)]
 ENGLISH_CHAT = [
@@ -197,9 +197,9 @@ def test_a_level_set_by_hand_counts_at_once_and_ends_by_itself(
     assert admin(running, "DELETE", f"{OVERRIDES}/{made['id']}")[0] == 204
     assert eventually(lambda: whole(running)[1] is None, EFFECT_S)
 
-    assert set_level(running, "pool main", 1, ttl_s=4)[0] == 201
+    assert set_level(running, "pool main", 1, ttl_s=8)[0] == 201
     assert eventually(lambda: level(running) == 1, EFFECT_S)
-    assert eventually(lambda: level(running) == 0, 4 + EFFECT_S), "it does not end"
+    assert eventually(lambda: level(running) == 0, 8 + EFFECT_S), "it does not end"
     lines = admin(running, "GET", "/api/timeline?limit=20")[1]["actions"]
     assert ("override.created", "ladder", 3) in [(line["kind"], line["change"], line["level"]) for line in lines]
 
