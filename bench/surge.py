@@ -19,7 +19,6 @@ from bench.measure import percentile
 from forebay.actions import Actions
 from forebay.admission.gate import LocalGate, LocalPermit
 from forebay.clock import ManualClock
-from forebay.degrading import Degrading
 from forebay.domain import Outcome, Replica, Signal, Spend, Tenant
 from forebay.edge import body
 from forebay.edge.body import Asked
@@ -27,14 +26,11 @@ from forebay.engines.contract import Telemetry
 from forebay.engines.sim.model import Seq
 from forebay.engines.sim.spec import SimSpec
 from forebay.errors import Refused
-from forebay.joining import Joining
 from forebay.laddering import Laddering
-from forebay.placing import Placing
 from forebay.plan.engine import VirtualEngine
 from forebay.policy import Capacity, Ladder, Model, Policy, Pool, Timeouts
 from forebay.recording.metrics import Metrics
 from forebay.recording.record import CallRecord, Recorder
-from forebay.resuming import Resuming
 from forebay.routing.pool import Fleet
 from forebay.routing.replica import Lease
 from forebay.sparing import Sparing
@@ -185,9 +181,7 @@ class Stage:
         self._gate = LocalGate(clock, self._fleet)
         actions = Actions(self._fleet, clock)
         self._laddering = Laddering(self._fleet, self._gate.basin, actions, clock)
-        sparing = Sparing(self._laddering, self._fleet, self._gate.basin, clock)
-        degrading = Degrading(self._fleet, actions, clock)
-        self._placing = Placing(self._gate, degrading, Joining(clock), sparing, Resuming(None))
+        self._sparing = Sparing(self._laddering, self._fleet, self._gate.basin, clock)
         metrics = Metrics(clock)
         self._recorder = Recorder(clock, _Nowhere(), metrics)
         self._policy = _policy(ladder, main, spare)
@@ -250,7 +244,10 @@ class Stage:
         record = self._recorder.open(call.call_id, "", "chat", "")
         record.understood(call)
         try:
-            call, served = self._placing.placed(call, asked, self._policy, _Reply(), record)  # type: ignore[arg-type]
+            # As `placing` does it.
+            served = asked
+            if self._laddering.engaged:
+                call, served = self._sparing.served(call, asked, self._policy, _Reply(), record)  # type: ignore[arg-type]
         except Refused as refusal:
             self._refused(job, record, refusal)
             return
