@@ -11,7 +11,7 @@ from forebay.edge.body import Asked
 from forebay.errors import Refused
 from forebay.inquest import End, Inquest
 from forebay.lessons import Lessons
-from forebay.policy import Policy
+from forebay.policy import Model, Policy
 from forebay.ports import Lease, Permit, Record, Reply, Retries
 from forebay.preparing import prepare
 from forebay.routing import attempts
@@ -69,7 +69,7 @@ class Dispatcher:
         tried: tuple[Tried, ...] = ()
         self._retries.note_call(permit.pool, call.tenant.name)
         begun = False
-        for name in (call.model, *(() if call.moved or call.shown is not None else first.fallback)):
+        for name in _models_for(call, first):
             model = policy.models[name]
             pool = policy.pools[model.pool]
             if begun:
@@ -183,3 +183,10 @@ class Dispatcher:
         if any(state.loading for state in self._fleet.states(pool)):
             return Refused("engine_loading", "the engine is still loading its model", retry_after_s=2)
         return Refused("no_engine", "no engine can take this call now", retry_after_s=2)
+
+
+def _models_for(call: Call, first: Model) -> tuple[str, ...]:
+    """Return the models that may answer, in order; a call that was moved, or comes back for its rest, has no other."""
+    if call.moved or call.shown is not None:
+        return (call.model,)
+    return (call.model, *first.fallback)
