@@ -98,14 +98,18 @@ class Counter:
             self.skipped += 1
             return None
         self._running += 1
+        errands, name, counted = self._fleet.errands, state.replica.name, False
+        errands.begin("count", name, state.now_s())
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 tokens = await self._ask(state, call, asked, policy)
+                counted = True
         except (OSError, _NoCount, msgspec.DecodeError, UnicodeDecodeError):
             self.failed += 1
             return None
         finally:
             self._running -= 1
+            errands.ended("count", name, counted, state.now_s())
         self.counted += 1
         return tokens
 
@@ -117,7 +121,9 @@ class Counter:
         engine = policy.pools[model.pool].engine
         if engine == "openai" or (engine != "llamacpp" and not asked.members.values.keys().isdisjoint(_UNCOUNTED)):
             return None
-        well = [s for s in self._fleet.states(model.pool) if s.usable(s.now_s()) and s.up is not False]
+        may = self._fleet.errands.may
+        states = [s for s in self._fleet.states(model.pool) if s.usable(s.now_s()) and s.up is not False]
+        well = [s for s in states if may("count", s.replica.name, s.now_s())]
         return min((s for s in well if not s.loading), key=lambda s: s.in_flight, default=None)
 
     async def _ask(self, state: ReplicaState, call: Call, asked: Asked, policy: Policy) -> int:

@@ -74,7 +74,7 @@ class Dispatcher:
             pool = policy.pools[model.pool]
             if begun:
                 try:
-                    await permit.move(pool.name)
+                    await self._move(permit, pool.name, ends, policy)
                 except Refused:
                     continue
             elif pool.name != permit.pool:
@@ -99,6 +99,18 @@ class Dispatcher:
         if not ends:
             raise self._inquest.cutoffs.missing(call, asked.members, first.pool) or self._nothing_to_try(first.pool)
         return min(ends, key=lambda end: attempts.rank(end.verdict))
+
+    async def _move(self, permit: Permit, pool: str, ends: list[Ended], policy: Policy) -> None:
+        """Move to the pool of a fallback.
+
+        Raises:
+            Refused: it has no room, or its context is no larger than one that was too small for the prompt.
+        """
+        if ends and attempts.is_context_overflow(ends[-1].verdict):
+            tokens = self._fleet.context_tokens(policy.models[ends[-1].model].pool)
+            if not attempts.is_roomier(tokens, self._fleet.context_tokens(pool)):
+                raise Refused("no_engine", "the context of the fallback is not larger")
+        await permit.move(pool)
 
     async def _on_pool(
         self,

@@ -16,6 +16,7 @@ from forebay.lessons import Lessons
 from forebay.recording.metrics import Metrics
 from forebay.resuming import Resuming
 from forebay.routing.budget import RetryBudgets
+from forebay.routing.errands import ERRANDS
 from forebay.routing.pool import Fleet
 from forebay.understanding import Understanding
 from forebay.upstream.send import Upstream
@@ -95,6 +96,12 @@ class Gauges:
         metrics.watch("forebay_suspect_requests", inquest.standings)
         metrics.watch("forebay_suspects_waiting", lambda: [((p,), n) for p, n in inquest.waiting().items()])
         metrics.watch("forebay_feature_cut_off", inquest.cutoffs.readings)
+        metrics.watch("forebay_errands_left_alone", self._errands)
+
+    def _errands(self) -> Readings:
+        alone = [each.errand for each in self._fleet.errands.left_alone(self._clock.now_s())]
+        for errand in ERRANDS:
+            yield (errand,), alone.count(errand)
 
     def _panic(self) -> Readings:
         for pool, rotation in self._fleet.rotations.items():

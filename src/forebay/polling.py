@@ -50,22 +50,32 @@ class Poller:
             except OSError:
                 self._note(state, up=False, loading=False)
                 return
-            if status == 200 and state.up is not True and state.pool.engine == "vllm":
+            if status == 200 and state.up is not True and state.pool.engine != "openai":
                 # Once for each time it comes up: it may be another build than before.
-                state.token_ids = (await probe(state.replica, self._fetch, TIMEOUT_S)).token_ids
+                found = await probe(state.replica, self._fetch, TIMEOUT_S)
+                state.token_ids = found.token_ids and state.pool.engine == "vllm"
+                state.context_tokens = found.max_model_len
             self._note(state, up=status == 200, loading=status == 503 and _is_loading(body))
             if status == 200 and engine.telemetry_path is not None:
                 await self._read(state, engine, engine.telemetry_path)
 
     async def _read(self, state: ReplicaState, engine: Engine, path: str) -> None:
+        errands, name, now_s = self._fleet.errands, state.replica.name, self._clock.now_s()
+        if not errands.may("telemetry", name, now_s):
+            return
+        errands.begin("telemetry", name, now_s)
+        well = False
         try:
             status, page = await self._fetch(state.replica, path, TIMEOUT_S)
             if status == 200:
                 telemetry = engine.read_telemetry(page)
                 state.telemetry, state.polled_at_s = telemetry, self._clock.now_s()
                 state.noted(telemetry.slots.value, telemetry.kv_tokens.value)
+                well = True
         except (OSError, ValueError) as error:
             log.debug("no telemetry from %s: %s", state.replica.name, type(error).__name__)
+        finally:
+            errands.ended("telemetry", name, well, now_s)
 
     def _note(self, state: ReplicaState, *, up: bool, loading: bool) -> None:
         if state.up != up:

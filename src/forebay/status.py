@@ -89,12 +89,13 @@ def describe(parts: Parts, serving: Mapping[str, bool], own: Mapping[str, Any]) 
         ],
         **_month(parts, now_s),
         **_automata(parts),
-        **_deaths(parts.inquest, now_s),
+        **_deaths(parts, now_s),
     }
 
 
-def _deaths(inquest: Inquest, now_s: float) -> dict[str, Any]:
-    """Describe the requests that engines died under, and the features that are cut off."""
+def _deaths(parts: Parts, now_s: float) -> dict[str, Any]:
+    """Describe the requests that engines died under, the features that are cut off, and our own errands that are."""
+    inquest = parts.inquest
     entries = sorted(inquest.entries(), key=lambda entry: (entry.standing != "quarantined", -entry.left_s))
     cut = inquest.cutoffs.features.shown(now_s)
     return {
@@ -102,6 +103,7 @@ def _deaths(inquest: Inquest, now_s: float) -> dict[str, Any]:
         "suspects": [{**msgspec.to_builtins(e), "left_s": round(e.left_s, 1)} for e in entries[:MAX_SUSPECTS]],
         "suspects_left_out": max(0, len(entries) - MAX_SUSPECTS),
         "suspects_waiting": inquest.waiting(),
+        "errands_left_alone": msgspec.to_builtins(list(parts.fleet.errands.left_alone(now_s))[:MAX_SUSPECTS]),
         "features_cut_off": [{**msgspec.to_builtins(c), "left_s": round(c.left_s, 1)} for c in cut[:MAX_SUSPECTS]],
     }
 

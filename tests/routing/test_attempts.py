@@ -13,6 +13,8 @@ from forebay.routing.attempts import (
     counts_against_replica,
     failure_of,
     is_context_overflow,
+    is_roomier,
+    may_fall_back,
     next_step,
 )
 from forebay.traffic import Answer, Verdict
@@ -205,3 +207,24 @@ def test_overload_is_not_held_against_a_replica(status: int, retry_after_s: floa
 def test_overload_inside_a_stream_is_not_held_against_a_replica_either() -> None:
     verdict = Verdict(False, Outcome.ENGINE_ERROR, K.IN_BAND, 200, Answer(429, (), b""))
     assert not counts_against_replica(K.IN_BAND, verdict)
+
+
+WORDS = (
+    (400, "This model's maximum context length is 100 tokens. However, you requested 20 output tokens", "vLLM"),
+    (400, "The input (101 tokens) is longer than the model's context length (100 tokens).", "SGLang"),
+    (400, 'the request exceeds the available context size","type":"exceed_context_size_error', "llama.cpp"),
+    (400, 'too long","code":"context_length_exceeded', "OpenAI"),
+)
+
+
+@pytest.mark.parametrize(("status", "message", "engine"), WORDS, ids=[engine for _, _, engine in WORDS])
+def test_every_engines_words_for_a_prompt_that_is_too_long(status: int, message: str, engine: str) -> None:
+    answer = Answer(status, (), b'{"error":{"message":"%b"}}' % message.encode())
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, FailureKind.STATUS, status, answer)
+    assert is_context_overflow(verdict) and may_fall_back(verdict)
+    assert failure_of(verdict) is None, "no failure of the engine"
+
+
+def test_only_a_larger_context_may_help() -> None:
+    assert is_roomier(100, 101) and not is_roomier(100, 100)
+    assert is_roomier(None, 1) and is_roomier(100, None)

@@ -190,6 +190,9 @@ FEATURE_CUT: Final = Family(
     ("pool", "endpoint", "model", "feature"),
     "Replicas to which requests with the feature are not sent.",
 )
+ERRANDS_ALONE: Final = Family(
+    "forebay_errands_left_alone", "gauge", ("errand",), "Replicas that are not asked for it for now, because it failed."
+)
 BUILD: Final = Family("forebay_build_info", "gauge", ("version",), "Always 1.")
 READ_FAILURES: Final = Family(
     "forebay_metrics_read_failures_total", "counter", (), "Gauges that could not be read when scraped."
@@ -218,7 +221,7 @@ WATCHED: Final = (
     CONTINUATIONS_LOST, ESTIMATE_ERROR, TENANT_DEGRADED, POOL_PANIC, LEARNED_TIMEOUT, JOINED,
     REPLAYS, LADDER_LEVEL, LADDER_KV, LADDER_PAIN, STORE_UP, STORE_AGE, STORE_FAILURES, NODES, PORTION,
     RESUMED, MONTH_TOKENS, MONTH_MONEY, FORECAST_TOKENS, FORECAST_MONEY, ENGINE_DEATHS, SUSPECTS, SUSPECTS_WAITING,
-    FEATURE_CUT,
+    FEATURE_CUT, ERRANDS_ALONE,
 )  # fmt: skip
 UNKNOWN_AT_FIRST: Final = frozenset({LADDER_KV})
 """Families that have no series while nobody knows: 0 would be a lie."""

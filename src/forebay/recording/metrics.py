@@ -275,6 +275,7 @@ class Metrics:
             ("mode",): [("key",), ("on",), ("warn",)],
             ("left",): _LEFT,
             ("pool", "scope"): [(pool, scope) for pool in sorted(self._pools) for scope in ("pool", "tenant")],
+            ("errand",): [("count",), ("telemetry",)],
             ("standing",): [("quarantined",), ("suspect",)],
             ("pool", "endpoint", "model", "feature"): [(pool, *(NO_FAILURE,) * 3) for pool in sorted(self._pools)],
             ("rule",): [(name,) for name in (NO_FAILURE, *sorted(self._rules))],

@@ -15,11 +15,13 @@ _SLOW_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 3.0
 
 _SILENT = (FailureKind.FIRST_BYTE, FailureKind.CREDENTIAL, FailureKind.LOADING)
+# vLLM's and SGLang's words, llama.cpp's type, OpenAI's code.
 _CONTEXT_WORDS = (
     b"context_length_exceeded",
     b"maximum context length",
     b"exceed_context_size",
     b"longer than the maximum",
+    b"longer than the model's context length",
 )
 # llama.cpp's words for an input to be embedded that is larger than its batch; it sends them with 500.
 _TOO_LARGE = b"too large to process"
@@ -106,6 +108,16 @@ def is_context_overflow(verdict: Verdict) -> bool:
     """Say whether the engine refused the call because it does not fit its context."""
     answer = verdict.answer
     return answer is not None and answer.status in (400, 413) and any(word in answer.body for word in _CONTEXT_WORDS)
+
+
+def is_roomier(tokens: int | None, other_tokens: int | None) -> bool:
+    """Say whether a model may take a prompt that was too long for another one; what is not known may be.
+
+    Args:
+        tokens: context of the model that refused it.
+        other_tokens: of the other one.
+    """
+    return tokens is None or other_tokens is None or other_tokens > tokens
 
 
 def counts_against_replica(failure: FailureKind, verdict: Verdict) -> bool:

@@ -9,6 +9,7 @@ from forebay.policy import Admission, Policy, Pool
 from forebay.ports import Outlook
 from forebay.routing.breaker import Breaker
 from forebay.routing.capacity import long_from_tokens
+from forebay.routing.errands import Errands
 from forebay.routing.outlook import foresee
 from forebay.routing.replica import Lease, ReplicaState
 from forebay.routing.rotation import Rotation, arrange
@@ -27,6 +28,7 @@ class Fleet:
             short calls went in that waited for it.
         on_turn: called with a replica whose breaker has opened or closed.
         rotations: by pool, who takes part there.
+        errands: what Forebay itself asks the replicas for.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -39,6 +41,7 @@ class Fleet:
         self.on_room: Callable[[str], bool] | None = None
         self.on_turn: Callable[[ReplicaState], None] | None = None
         self.rotations: dict[str, Rotation] = {}
+        self.errands = Errands()
 
     def apply(self, policy: Policy) -> None:
         """Follow a new policy: new replicas come in, gone ones only finish what they have."""
@@ -47,6 +50,7 @@ class Fleet:
             old = self._states.get(pool.name, {})
             states[pool.name] = {r.name: self._kept(old.get(r.name), r, pool) for r in pool.replicas}
         self._states = states
+        self.errands.keep(frozenset([name for replicas in states.values() for name in replicas]))
         self._slow_tokens = {name: self._slow_tokens.get(name, 0) for name in states}
         self._admission = policy.admission
 
@@ -145,6 +149,10 @@ class Fleet:
     def token_ids(self, pool: str) -> bool:
         """Say whether all replicas of a pool can send token ids, so that an answer can go on exactly on any of them."""
         return all(state.token_ids for state in self.states(pool))
+
+    def context_tokens(self, pool: str) -> int | None:
+        """Return the longest prompt and answer that a replica of a pool takes; None while unknown."""
+        return max([s.context_tokens for s in self.states(pool) if s.context_tokens is not None], default=None)
 
     def _most_s(self, pool: str, now_s: float) -> float:
         """Return how long a long prompt may be computed for: not long where it would leave no replica to the others.

@@ -45,6 +45,7 @@ class ReplicaState:
         slots: calls that the engine runs at once, as its telemetry said last; None when it has no such number.
         kv_tokens: KV room, likewise.
         token_ids: its streams can carry token ids; found by a probe, False until then.
+        context_tokens: longest prompt and answer together, as a probe has found; None until then.
         telemetry: the engine's own account of its load.
         polled_at_s: monotonic seconds of the last telemetry; None without one.
         occupied_s: running mean of how long a call stays.
@@ -54,10 +55,10 @@ class ReplicaState:
     """
 
     __slots__ = (
-        "back_s", "breaker", "depth", "drained", "in_flight", "in_flight_tokens", "kept", "kv_tokens", "loading",
-        "long_in_flight", "long_prefills", "now_s", "occupied_s", "on_room", "on_turn", "polled_at_s",
-        "polled_reserved_tokens", "pool", "prefixes", "progress_s", "ramp", "replica", "reserved", "reserved_tokens",
-        "room_ratio", "slots", "slowness", "speed", "telemetry", "token_ids", "turn",
+        "back_s", "breaker", "context_tokens", "depth", "drained", "in_flight", "in_flight_tokens", "kept",
+        "kv_tokens", "loading", "long_in_flight", "long_prefills", "now_s", "occupied_s", "on_room", "on_turn",
+        "polled_at_s", "polled_reserved_tokens", "pool", "prefixes", "progress_s", "ramp", "replica", "reserved",
+        "reserved_tokens", "room_ratio", "slots", "slowness", "speed", "telemetry", "token_ids", "turn",
         "unprefilled_tokens", "unseen", "up", "was_down", "weight",
     )  # fmt: skip
 
@@ -94,6 +95,7 @@ class ReplicaState:
         self.slots: int | None = pool.capacity.streams
         self.kv_tokens: int | None = pool.capacity.kv_tokens
         self.token_ids = False
+        self.context_tokens: int | None = None
         self.telemetry: object | None = None
         self.polled_at_s: float | None = None
         self.occupied_s = 0.0
