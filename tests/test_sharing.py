@@ -71,6 +71,16 @@ def test_a_node_that_joins_gets_its_part_and_the_sum_holds() -> None:
     assert b.portion() >= 2
 
 
+def test_a_node_has_joined_when_the_others_have_given_something_up() -> None:
+    cluster = Cluster("a", tenant(concurrency=8))
+    cluster.pass_s(4)
+    b = cluster.add("b")
+    b.round()
+    assert (b.portion(), b.sharing.portions.joined) == (0, False)
+    cluster.pass_s(1)
+    assert (b.portion(), b.sharing.portions.joined) == (4, True)
+
+
 def test_the_part_of_a_dead_node_comes_back_within_seconds() -> None:
     cluster = Cluster("ab", tenant(concurrency=8, requests_per_minute=600))
     cluster.pass_s(4)

@@ -45,6 +45,7 @@ LONGEST_WAIT_S: Final = 1.0
 JOIN_S: Final = 5.0
 """So long a node that has just been started waits for its part; then it takes an even one."""
 SLOW_ROUNDS: Final = 2
+_JOIN_ROUNDS: Final = 4
 _TRIES: Final = 4
 _PAUSE_S: Final = 0.03
 _SHARES_TTL_S: Final = 3600
@@ -85,6 +86,7 @@ class Sharing:
         self._started_s = clock.now_s()
         self._heard_s: float | None = None
         self._round = 0
+        self._risen = 0
         self._broken: tuple[str, ...] = ()
         self._bad_levels: tuple[str, ...] = ()
         self._month = 0
@@ -197,10 +199,17 @@ class Sharing:
             if changed:
                 self._heard_s = self._clock.now_s()
                 self.portions.take(decided)
-                self.portions.joined = self.portions.joined or rising
+                self._join(decided, rising=rising)
                 return
             await asyncio.sleep(random.uniform(0.0, _PAUSE_S))
         raise StoreError("others are always faster")
+
+    def _join(self, decided: list[Decided], *, rising: bool) -> None:
+        """Note whether this node has its part: others may need a round to give it up, and may have nothing to give."""
+        self._risen += rising
+        has_all = all(claim is None or claim.ceiling > 0 for one in decided for claim in one.claims)
+        if rising and (has_all or self._risen >= _JOIN_ROUNDS):
+            self.portions.joined = True
 
     async def _decide(self, book: Book, *, rising: bool) -> list[Decided]:
         decided: list[Decided] = []

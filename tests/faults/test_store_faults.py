@@ -25,6 +25,21 @@ def server(tmp_path: Path) -> Iterator[RealRedis]:
     running.stop()
 
 
+def test_a_take_over_has_its_part_before_it_takes_calls(field: Field, server: RealRedis) -> None:
+    tenants = [{"name": "a", "keys": ["key-A"], "limits": {"concurrency": 200, "requests_per_minute": 1_000_000}}]
+    gateway = field.start({**field.settings, "tenants": tenants, "store": {"url": server.url}})
+    with field.load(gateway.address) as load:
+        time.sleep(CALM_S)
+        old = gateway.replaced()
+        try:
+            assert old.wait(20) == 0
+        finally:
+            old.kill()
+        time.sleep(CALM_S)
+    load.stop()
+    assert not load.failures, load.failures[:5]
+
+
 @pytest.mark.parametrize("how", ["stopped", "frozen"])
 def test_the_store_goes_and_comes_under_calls_and_streams(field: Field, server: RealRedis, how: str) -> None:
     begin, end = (server.stop, server.start) if how == "stopped" else (server.freeze, server.thaw)
