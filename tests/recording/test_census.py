@@ -87,6 +87,14 @@ def test_retries_of_both_kinds() -> None:
     assert (traffic.retried, traffic.tried_again, traffic.continued) == (1, 1, 1)
 
 
+def test_the_rest_of_an_answer_tells_no_length() -> None:
+    rest = call(input_length=0, output_length=3, resumed_from="c0", input_estimate_tokens=90, output_estimate_tokens=9)
+    traffic = counted(call(input_length=100, output_length=10), rest)
+    assert (traffic.calls, traffic.input.calls, traffic.output.calls) == (2, 1, 1)
+    assert (traffic.output_guesses.calls, traffic.hours[0].tokens + traffic.hours[1].tokens) == (0, 113)
+    assert sum(group.calls for group in traffic.groups.values()) == 2
+
+
 def test_estimates_are_held_against_counts_alone() -> None:
     traffic = counted(
         call(input_length=100, input_estimate_tokens=120, output_length=10, output_estimate_tokens=100),

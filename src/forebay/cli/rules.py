@@ -91,7 +91,7 @@ def try_rules(rules: Sequence[Rule], lines: Iterable[CloseLine]) -> Trial:
 
 def _facts_of(line: CloseLine) -> RuleFacts | None:
     """Return what the rules saw of a call; None when it was refused before them."""
-    tokens = line.input_estimate_tokens if line.input_length is None else line.input_length
+    tokens = line.input_length or line.input_estimate_tokens
     if line.model is None or tokens is None:
         return None
     return RuleFacts(

@@ -169,6 +169,9 @@ class Traffic(Struct):
     def _add_lengths(self, line: CloseLine) -> None:
         group = self._group(line.tenant or NONE, line.model or NONE)
         group.calls += 1
+        if line.resumed_from is not None:
+            # The rest of an answer that another call began tells no length, of input or of output.
+            return
         if line.input_length is not None:
             self.input.add(line.input_length)
             group.input.add(line.input_length)
@@ -205,6 +208,8 @@ class Traffic(Struct):
             self.cache_calls += 1
             self.cache_input_tokens += line.input_length
             self.cached_tokens += line.cached_tokens
+        if line.resumed_from is not None:
+            return
         if line.input_estimate_tokens is not None and line.input_length:
             self.input_guesses.add(line.input_estimate_tokens, line.input_length)
         if line.output_estimate_tokens is not None and line.output_length:
