@@ -115,6 +115,7 @@ class Resuming:
             output_tokens=max(1, call.output_tokens - shown.tokens),
             bound_tokens=left_tokens,
             resumed=True,
+            moved=True,
             money=0.0 if model.price is None else price_of(model.price, 0, None, left_tokens),
             # What a part of an answer takes teaches nothing about whole ones.
             work=changed(call.work, features=(), kin=()),

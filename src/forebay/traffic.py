@@ -124,7 +124,7 @@ class Call:
         shown: what the client has of an answer that it comes back for.
         resumed: the call that began the answer was charged for the request and its prompt.
         notice: text that ends its answer, which says how it was degraded; empty for none.
-        moved: it is served by another model because its own pool is full, and goes nowhere else from there.
+        moved: it goes nowhere else: its own pool was full, or it goes on with an answer of this model.
     """
 
     __slots__ = (
