@@ -212,5 +212,7 @@ _Value = TypeVar("_Value")
 
 def changed(value: _Value, /, **changes: Any) -> _Value:
     """Return a copy of such a value with other values of some attributes, for the few calls that need one."""
-    names: tuple[str, ...] = type(value).__slots__  # type: ignore[attr-defined]
+    kind: Any = type(value)
+    # A compiled class has no slots; it names its attributes itself, in the same order.
+    names: tuple[str, ...] = getattr(kind, "__mypyc_attrs__", None) or kind.__slots__
     return type(value)(**{name: changes[name] if name in changes else getattr(value, name) for name in names})

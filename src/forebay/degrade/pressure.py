@@ -5,6 +5,7 @@ nobody waiting (T16). So there are two questions here, and the ladder (`ladder`)
 absent or too old answers neither: it is never taken for zero, and never for evidence (T19).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -108,7 +109,8 @@ def _mean(signals: Sequence[Signal], weights: Sequence[float]) -> Signal:
     found = [(s, s.value, w) for s, w in zip(signals, weights, strict=True) if s.value is not None]
     if not found:
         return ABSENT
-    value = sum(value * weight for _, value, weight in found) / sum(weight for _, _, weight in found)
+    # Not sum(): compiled, it takes its result for the whole number that it begins with.
+    value = math.fsum([value * weight for _, value, weight in found]) / math.fsum([weight for _, _, weight in found])
     source: Literal["engine", "estimated"] = "engine" if all(s.source == "engine" for s, _, _ in found) else "estimated"
     return Signal(value, source, max(s.age_s for s, _, _ in found))
 
