@@ -71,7 +71,7 @@ async def _run(options: argparse.Namespace, settings: Settings, clock: SystemClo
         return
     gate = RemoteGate(loop, clock, options.gate_path, options.number)
     plane = DataPlane(loop, clock, settings, options.data_dir, options.config, gate)
-    worker = Worker(plane, gate, listeners)
+    worker = Worker(plane, gate, listeners, options.workers)
     plane.beats.append(Pulse())
     worker.begin()
     await asked.unless(worker.serve())

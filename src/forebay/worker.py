@@ -31,14 +31,16 @@ class Worker:
         plane: all of it; asks `gate`.
         gate: in its own process.
         listeners: bound sockets, the supervisor's.
+        workers: how many there are.
     """
 
-    def __init__(self, plane: DataPlane, gate: RemoteGate, listeners: list[socket.socket]) -> None:
+    def __init__(self, plane: DataPlane, gate: RemoteGate, listeners: list[socket.socket], workers: int) -> None:
         self._plane = plane
         self._gate = gate
         self._listeners = listeners
         self._accepting = self._stopping = self._begun = False
         self._beats = 0
+        plane.edge.sharers = workers
         gate.on_view = self._seen
         gate.on_gather = self._said
         plane.local.gathered = gate.page

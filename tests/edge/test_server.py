@@ -1,6 +1,7 @@
 """The clockwork of client connections, and a real socket once."""
 
 import asyncio
+import socket
 from email.utils import formatdate
 from typing import Any
 
@@ -134,3 +135,28 @@ def test_a_real_socket() -> None:
         return seen
 
     assert [answer.body for answer in read_answers(asyncio.run(main()))] == [b"/a {}", b"/b "]
+
+
+@pytest.mark.parametrize(("sharers", "most"), [(1, 4), (2, 6)])
+def test_processes_that_share_an_address_share_its_connections(sharers: int, most: int) -> None:
+    edge = Edge(max_connections=4)
+    edge.server.sharers = sharers
+    transports = [edge.connect()[1] for _ in range(most + 1)]
+    assert [transport.closing for transport in transports] == [False] * most + [True]
+
+
+def test_a_pause_closes_the_listener_of_this_process_alone() -> None:
+    async def main() -> None:
+        edge = EdgeServer(asyncio.get_running_loop(), SystemClock(), never)
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = await edge.listen_on(listener.dup())
+        assert edge.descriptors()
+        edge.pause_accepting()
+        assert edge.descriptors() == [] and not edge.draining
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        listener.setblocking(False)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+        for each in (accepted, listener, writer):
+            each.close()
+
+    asyncio.run(main())

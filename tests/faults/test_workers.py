@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from cases.rawhttp import ask, chat
+from cases.rawhttp import ask, chat, request_bytes
+from faults.client import Link
 from faults.conftest import Field
 from faults.crew import STREAMS, kill, of_process, pid_of, shown, start, streams
 from faults.load import CHAT, Load, text_of
@@ -48,6 +50,28 @@ def test_two_workers_are_one_gateway(field: Field) -> None:
     assert len({row["call_id"].partition("-")[0] for row in gateway.closes()}) == 2, "one worker served nothing"
     at_rest(gateway)
     assert gateway.stop() == 0
+
+
+def test_keep_alive_connections_are_shared_out(field: Field) -> None:
+    gateway = start(field)
+    body = request_bytes("POST", CHAT, chat("small", stream=False, max_tokens=1))
+    seen: Counter[str] = Counter()
+
+    async def connect() -> list[Link]:
+        links = []
+        for _ in range(32):
+            link = await Link.open(gateway.address)
+            answer = (await link.ask(body)).response
+            assert answer.status == 200
+            seen[(answer.value("x-forebay-call-id") or "").partition("-")[0]] += 1
+            links.append(link)
+        return links
+
+    links = field.thread.run(connect())
+    # A proxy's connections are not one worker's; 16 each, but for the moments in which a machine does other things.
+    assert len(seen) == 2 and min(seen.values()) >= 4, seen
+    for link in links:
+        field.thread.loop.call_soon_threadsafe(link.close)
 
 
 def test_limits_are_those_of_one_process(field: Field) -> None:

@@ -10,6 +10,9 @@ from forebay.edge.accepting import Acceptor, delay_s
 from forebay.edge.connection import ClientConnection, Handler
 from forebay.policy import Limits, Policy
 
+UNEVEN = 8
+"""Connections that processes which share an address may have more than their part, times the other processes."""
+
 
 class EdgeServer:
     """Accepts connections and hands complete requests to one handler.
@@ -34,6 +37,8 @@ class EdgeServer:
         self._servers: list[asyncio.Server] = []
         self._internal: asyncio.Server | None = None
         self._acceptor: Acceptor | None = None
+        # Processes that share the address, and its limit of connections.
+        self.sharers = 1
         self.tick()
 
     def apply(self, policy: Policy) -> None:
@@ -97,7 +102,7 @@ class EdgeServer:
     def opened(self, connection: ClientConnection) -> bool:
         """Register a connection; say whether it may stay."""
         self._connections.add(connection)
-        return len(self._connections) <= self.limits.max_connections
+        return len(self._connections) * self.sharers <= self.limits.max_connections + UNEVEN * (self.sharers - 1)
 
     def closed(self, connection: ClientConnection) -> None:
         """Forget a connection."""
