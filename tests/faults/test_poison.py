@@ -102,3 +102,22 @@ def test_an_engine_that_dies_by_itself_costs_nobody_his_answer_and_nobody_is_acc
     all_whole(field, calls, field.ask(calls, die), TRIAL_S + 5)
     assert field.gateway.metric("forebay_engine_deaths_total") == 1
     assert field.gateway.metric("forebay_suspect_requests", standing="quarantined") == 0
+
+
+TOOLS: Document = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "stream": False}
+
+
+def test_a_feature_that_fails_is_cut_off_while_everything_else_is_served(start: Start) -> None:
+    field = start(2, {"action": "status", "status": 500, "if_body": '"tools"', "always": True})
+    codes: list[tuple[int, str]] = []
+    for _ in range(12):
+        plain = [one(tokens=5) for _ in range(6)]
+        asked = [*plain, *(one(tokens=5, usage=False, more=TOOLS) for _ in range(2))]
+        answers = field.ask(asked)
+        assert [timed.response.status for timed in answers[:6]] == [200] * 6
+        codes += [(timed.response.status, error_of(timed)["code"]) for timed in answers[6:]]
+    assert codes[-1] == (503, "feature_unavailable"), codes
+    assert field.gateway.metric("forebay_feature_cut_off", feature="tools") == 2
+    assert all(
+        field.gateway.metric("forebay_replica_up", replica=s.url.removeprefix("http://")) == 1 for s in field.sims
+    )
