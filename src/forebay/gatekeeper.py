@@ -42,6 +42,7 @@ class Gatekeeper:
     ) -> None:
         self._plane = plane
         self._workers = workers
+        self._listeners = listeners
         self._say = say
         clock: Clock = plane.clock
         self._started_s = clock.wall_s()
@@ -96,6 +97,9 @@ class Gatekeeper:
         taken = self._offer.taken
         if not taken:
             self._offer.stop()
+        # Who starts next binds the address anew: a copy left open here would hold it, and nobody would serve it.
+        for listener in self._listeners:
+            listener.close()
         shutdown = plane.policy.current.shutdown
         until_s = plane.clock.now_s() + shutdown.drain_delay_s + shutdown.grace_s + _MARGIN_S
         while self._host.guests and plane.clock.now_s() < until_s:  # noqa: ASYNC110 - bounded, at the end
