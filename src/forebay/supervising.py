@@ -142,7 +142,12 @@ class Supervisor:
         number = signal.SIGUSR1 if self._retired else signal.SIGTERM
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(worker.stop(grace_s, number) for worker in self._workers))
+        # With the last copy of the listening sockets gone, new connections are refused and do not wait for nobody.
+        delay_s = 0.0 if self._retired else shutdown.drain_delay_s
+        for listener in self._listeners:
+            self._loop.call_later(delay_s, listener.close)
+        serving = [*self._workers, *([] if self._gate is None else [self._gate])]
+        await asyncio.gather(*(child.stop(grace_s, number) for child in serving))
         for child in reversed(self._children):
             await child.stop(grace_s=_MARGIN_S if child is self._gate else 2.0)
         for listener in self._listeners:

@@ -36,7 +36,7 @@ class Acceptor:
 
     Args:
         loop: the running loop.
-        listeners: bound and listening; they stay the caller's.
+        listeners: bound and listening; `close` closes them.
         factory: makes the protocol of a connection.
         delay: returns how long to leave the next connection to others, in seconds, given those on their way here.
     """
@@ -68,6 +68,13 @@ class Acceptor:
         for handle in self._later.values():
             handle.cancel()
         self._later.clear()
+
+    def close(self) -> None:
+        """Accept no more, and let go of the sockets: who starts next binds the address anew."""
+        self.stop()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = ()
 
     def _ready(self, listener: socket.socket) -> None:
         delay = self._delay(len(self._coming))

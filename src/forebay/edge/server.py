@@ -136,6 +136,8 @@ class EdgeServer:
         """Take no new connection; open ones may bring one more request, which is the last on theirs."""
         self.draining = True
         self.pause_accepting()
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     def pause_accepting(self) -> None:
         """Take no new connection for now; the socket stays open in the processes that share it."""
