@@ -31,8 +31,9 @@ COMPILED = (
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
     "upstream/send", "upstream/trial", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",
-    "recording/metrics", "degrade/tenants", "degrade/pressure", "degrade/ladder", "degrade/steps", "edge/shared",
-    "admission/kept", "joining", "timing", "degrading", "laddering", "sparing", "lessons", "placing", "retrying",
+    "recording/metrics", "recording/journal", "degrade/tenants", "degrade/pressure", "degrade/ladder", "degrade/steps",
+    "edge/shared", "admission/kept", "joining", "timing", "degrading", "laddering", "sparing", "lessons", "placing",
+    "retrying",
 )  # fmt: skip
 
 

@@ -72,14 +72,14 @@ class Journal:
         self._steps: Iterator[None] | None = None
         self._recovery_done = False
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         self.written = {"open": 0, "close": 0}
         self.dropped = {"open": 0, "close": 0}
 
     @property
     def state(self) -> str:
         """`ok`, `full` (of the disk) or `failing: reason`."""
-        if self._thread is not None and not self._thread.is_alive() and not self._stopping.is_set():
+        if self._writer is not None and not self._writer.is_alive() and not self._stopping.is_set():
             return "failing: the writer thread has ended"
         since_s = self._busy_since_s
         if since_s is not None and self._clock.now_s() - since_s > _STUCK_S:
@@ -112,8 +112,8 @@ class Journal:
 
     def start(self) -> None:
         """Begin to write in a thread, and to close what dead processes left open."""
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._writer.start()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write what is left, for at most so long, and stop.
@@ -122,8 +122,8 @@ class Journal:
             timeout_s: a disk that hangs longer keeps the thread, which dies with the process.
         """
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._writer is not None:
+            self._writer.join(timeout_s)
 
     def step(self) -> None:
         """Write what has come; the thread calls this over and over, tests without one."""
