@@ -219,8 +219,8 @@ def test_a_hanging_disk_blocks_nobody_and_is_shown(tmp_path: Path) -> None:
     journal.close(timeout_s=0.05)
     assert time.monotonic() - started < 1
     disk.hanging.set()
-    assert journal._thread is not None
-    journal._thread.join(5)
+    assert journal._writer is not None
+    journal._writer.join(5)
     assert journal.state == "ok" and lines_in(tmp_path / "journal") == [closing(1) + b"\n"]
 
 
@@ -254,8 +254,8 @@ def test_a_thread_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     journal = Journal(tmp_path / "journal", SystemClock(), Bounds(flush_s=0.001))
     monkeypatch.setattr(journal, "_run", lambda: None)
     journal.start()
-    assert journal._thread is not None
-    journal._thread.join()
+    assert journal._writer is not None
+    journal._writer.join()
     assert journal.state == "failing: the writer thread has ended"
 
 
