@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
 TIMEOUT_S = 1.5
+MAX_PROBES = 5
+"""Of a replica that came up: vLLM makes its API description when it is first asked, which can take longer than a probe
+waits (0.7 s on an idle core, more beside a second engine that starts)."""
 _LOADING = b"oading"
 
 
@@ -29,6 +32,8 @@ class Poller:
         self._fetch = fetch
         self._clock = clock
         self._places = asyncio.Semaphore(32)
+        # Probes left for replicas that have not answered all of one; of those in the fleet alone.
+        self._unsure: dict[str, int] = {}
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -38,8 +43,11 @@ class Poller:
 
     async def round(self) -> None:
         """Poll every replica once."""
+        states = list(self._fleet.states())
+        names = {state.replica.name for state in states}
+        self._unsure = {name: left for name, left in self._unsure.items() if name in names}
         async with asyncio.TaskGroup() as group:
-            for state in list(self._fleet.states()):
+            for state in states:
                 group.create_task(self._poll(state))
 
     async def _poll(self, state: ReplicaState) -> None:
@@ -50,14 +58,22 @@ class Poller:
             except OSError:
                 self._note(state, up=False, loading=False)
                 return
-            if status == 200 and state.up is not True and state.pool.engine != "openai":
-                # Once for each time it comes up: it may be another build than before.
-                found = await probe(state.replica, self._fetch, TIMEOUT_S)
-                state.token_ids = found.token_ids and state.pool.engine == "vllm"
-                state.context_tokens = found.max_model_len
+            if status == 200 and state.pool.engine != "openai":
+                await self._learn(state)
             self._note(state, up=status == 200, loading=status == 503 and _is_loading(body))
             if status == 200 and engine.telemetry_path is not None:
                 await self._read(state, engine, engine.telemetry_path)
+
+    async def _learn(self, state: ReplicaState) -> None:
+        """Probe a replica each time it comes up, for it may be another build than before, until all is answered."""
+        name = state.replica.name
+        left = MAX_PROBES if state.up is not True else self._unsure.get(name, 0)
+        if not left:
+            return
+        found = await probe(state.replica, self._fetch, TIMEOUT_S)
+        state.token_ids = found.token_ids and state.pool.engine == "vllm"
+        state.context_tokens = found.max_model_len
+        self._unsure[name] = 0 if found.complete else left - 1
 
     async def _read(self, state: ReplicaState, engine: Engine, path: str) -> None:
         errands, name, now_s = self._fleet.errands, state.replica.name, self._clock.now_s()

@@ -113,6 +113,13 @@ def test_without_a_schema_nothing_is_claimed() -> None:
     assert found.kind == "vllm"
 
 
+def test_a_question_without_an_answer_leaves_the_probe_incomplete() -> None:
+    assert ask(VLLM).complete
+    assert ask(VLLM | {"/openapi.json": 404}).complete
+    found = ask(VLLM | {"/openapi.json": "hang"}, step_s=0.01)
+    assert (found.complete, found.kind, found.token_ids) == (False, "vllm", False)
+
+
 def test_sglang() -> None:
     found = ask(SGLANG)
     assert (found.kind, found.product, found.version) == ("sglang", "SGLang", "0.5.23")
@@ -225,7 +232,7 @@ def test_nobody_there() -> None:
     async def refuse(replica: Replica, path: str, timeout_s: float) -> tuple[int, bytes]:
         raise ConnectionRefusedError
 
-    assert asyncio.run(probe(REPLICA, refuse)) == Capabilities()
+    assert asyncio.run(probe(REPLICA, refuse)) == Capabilities(complete=False)
 
 
 def test_a_step_that_hangs_is_cut_off() -> None:

@@ -75,6 +75,7 @@ class Capabilities(Struct, frozen=True):
         usage_in_stream: whether a stream can end with usage; None when no probe can tell.
         guarded: whether it refused the model list for lack of a key (401 or 403).
         missing: flags that it lacks.
+        complete: every question was answered, if only by a 404; else what is unknown may be asked again.
     """
 
     kind: EngineKind = "openai"
@@ -91,6 +92,7 @@ class Capabilities(Struct, frozen=True):
     usage_in_stream: bool | None = None
     guarded: bool = False
     missing: tuple[Advice, ...] = ()
+    complete: bool = True
 
     @property
     def identified(self) -> bool:

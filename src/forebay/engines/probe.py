@@ -93,12 +93,17 @@ _T = TypeVar("_T")
 
 
 class _Steps:
-    """Single bounded steps on one replica: a failed one is None."""
+    """Single bounded steps on one replica: a failed one is None.
+
+    Attributes:
+        unanswered: one of them had no answer, or none in time.
+    """
 
     def __init__(self, replica: Replica, fetch: Fetch, step_s: float) -> None:
         self._replica = replica
         self._fetch = fetch
         self._step_s = step_s
+        self.unanswered = False
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body; status 0 when there is no answer in time or the body is too large."""
@@ -106,6 +111,7 @@ class _Steps:
             async with asyncio.timeout(self._step_s):
                 status, body = await self._fetch(self._replica, path, self._step_s)
         except OSError:
+            self.unanswered = True
             return 0, b""
         return (status, body) if len(body) <= MAX_DOCUMENT_BYTES else (0, b"")
 
@@ -131,6 +137,11 @@ async def probe(replica: Replica, fetch: Fetch, step_s: float = STEP_S) -> Capab
         step_s: bound of each step in seconds; there are at most three rounds of concurrent steps.
     """
     steps = _Steps(replica, fetch, step_s)
+    found = await _found(steps)
+    return replace(found, complete=False) if steps.unanswered else found
+
+
+async def _found(steps: _Steps) -> Capabilities:
     first = await _first_round(steps)
     match _identify(first):
         case "vllm":
