@@ -1,5 +1,6 @@
 """A real gateway process, and what it shows to the outside: metrics, journal, log."""
 
+import atexit
 import http.client
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from scripted import ScriptedEngine
 
 Document = dict[str, Any]
 START_LIMIT_S = 20.0
+STOP_LIMIT_S = 10.0
 QUICK_TIMEOUTS = {"connect_s": 1, "first_byte_s": 2, "stall_s": 1, "total_s": 30}
 
 
@@ -57,6 +60,16 @@ def document(*engines: ScriptedEngine, **sections: Any) -> Document:
     return {**base, **sections}
 
 
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that these have, as far as the system shows them."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found |= {child} | descendants(child)
+    return found
+
+
 class Gateway:
     """A running `forebay serve`, seen from outside.
 
@@ -81,6 +94,8 @@ class Gateway:
         self._out.write_bytes(b"")
         self._env = {**os.environ, **env}
         self.process = self._started()
+        # Also when a run is broken off between the start and what would have stopped it.
+        atexit.register(self.stop)
         if ready:
             self._wait_ready()
 
@@ -210,15 +225,17 @@ class Gateway:
         assert "Traceback" not in log, log[-3000:]
 
     def stop(self) -> int:
-        """Ask it to stop, kill what is left of its own process group, and return the exit code."""
+        """Ask it to stop, kill it and its children when they do not, and return the exit code."""
+        atexit.unregister(self.stop)
+        family = descendants(self.process.pid)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(5)
+                self.process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
-                pass
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+                family |= descendants(self.process.pid)
+        for pid in (self.process.pid, *family):
+            # Children lead groups of their own.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         return self.process.wait()

@@ -291,9 +291,12 @@ class DataPlane:
 
 async def _kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run background work again if a bug ends it: without it deadlines would silently stop."""
+    task = asyncio.current_task()
     while True:
         try:
             await work()
         except Exception:
             log.exception("%s failed and is started again", work.__qualname__)
+        if task is not None and task.cancelling():
+            return  # what failed was its end
         await asyncio.sleep(TICK_S)

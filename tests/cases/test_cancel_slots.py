@@ -162,9 +162,10 @@ def shared(module_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         pairs.append(Pair(engine, Gateway(folder / name, settings, {}, ready=True)))
     yield server, pairs[0], pairs[1]
     for pair in pairs:
-        assert "Traceback" not in pair.gateway.log
         pair.gateway.stop()
     server.stop()
+    for pair in pairs:
+        assert "Traceback" not in pair.gateway.log
 
 
 @pytest.mark.parametrize("target", [CHAT, "/v1/completions", "/v1/embeddings"])

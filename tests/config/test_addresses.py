@@ -1,7 +1,7 @@
 """Addresses, URLs, origins, networks."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.config.addresses import Address, check_network, check_origin, parse_address, parse_replica
@@ -50,6 +50,7 @@ def test_not_an_address(text: str) -> None:
         ("http://h:8000/av1", "h:8000/av1", "/av1", "", False),
         ("http://h:8000/v1/x", "h:8000/v1/x", "/v1/x", "", False),
         ("http://h:8000/a%20b?api-version=1", "h:8000/a%20b", "/a%20b", "api-version=1", False),
+        ("http://h:8000/a?for=me%40here", "h:8000/a", "/a", "for=me%40here", False),
         ("HTTP://H_1.Example:8000", "h_1.example:8000", "", "", False),
         ("http://[FE80::1]:8000/x", "[fe80::1]:8000/x", "/x", "", False),
     ],
@@ -78,6 +79,9 @@ def test_credentials_of_a_replica(url: str, api_key: str, authorization: str) ->
     assert replica.name == "h:80"
 
 
+@example(password="@0?", scheme="http")
+@example(password="0?", scheme="http")
+@example(password="@0/", scheme="http")
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1), st.sampled_from(["http", "https"]))
 def test_a_url_is_refused_or_its_password_hidden(password: str, scheme: str) -> None:
     secret = f"CANARY{password}CANARY"

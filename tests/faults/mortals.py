@@ -52,6 +52,8 @@ class Sim:
         """Wait until it listens."""
         assert self._process.stdout is not None
         found = re.search(r"http://\S+", self._process.stdout.readline())
+        if not found:
+            self.stop()
         assert found, "the simulated engine did not start"
         self.url = found[0]
 

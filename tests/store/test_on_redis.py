@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,26 @@ def test_frozen_it_costs_a_bounded_time_and_an_old_answer_is_never_taken_for_a_n
             {":version": b"1", "a": b"old"},
             {":version": b"2", "a": b"new"},
         )
+
+    run(server.url, work)
+
+
+def test_a_task_that_is_cancelled_ends_at_whatever_moment(server: RealRedis) -> None:
+    """`asyncio.wait_for` of Python 3.11, with which redis-py sends, swallows a cancellation in one of these moments."""
+
+    async def work(store: RedisStore) -> None:
+        async def on_and_on() -> None:
+            while True:
+                with suppress(StoreError):
+                    await store.read(KEY)
+
+        for turns in range(300):
+            task = asyncio.create_task(on_and_on())
+            for _ in range(turns % 100):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=5)
+            assert done and task.cancelled(), f"it goes on when cancelled after {turns % 100} turns of the loop"
 
     run(server.url, work)
 

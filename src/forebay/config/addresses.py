@@ -104,8 +104,11 @@ def _split(url: str) -> tuple[SplitResult, int]:
         raise ValueError("is not a URL; write http://HOST:PORT and percent-encode what is special in it") from None
     if parts.scheme not in _DEFAULT_PORTS or not _is_host(parts.hostname or "") or port == 0:
         raise ValueError("is not the URL of an engine; write http://HOST:PORT or https://HOST:PORT")
-    if parts.fragment or "@" in parts.path or parts.netloc.count("@") > 1:
-        raise ValueError("holds `#` or `@` where it has no meaning; percent-encode it in user, password and path")
+    # Behind a `/`, `?` or `#` that stands in a password as it is, the rest of it is read as something else.
+    if parts.fragment or "@" in parts.path + parts.query or parts.netloc.count("@") > 1:
+        raise ValueError(
+            "holds `#` or `@` where it has no meaning; percent-encode it in user, password, path and query"
+        )
     return parts, port or _DEFAULT_PORTS[parts.scheme]
 
 

@@ -100,7 +100,9 @@ class RedisStore:
         errors = self._errors
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await self._client.eval(script, 1, key, *arguments)
+                answer = await self._client.eval(script, 1, key, *arguments)
+            _heed_cancellation()
+            return answer
         except (TimeoutError, errors.TimeoutError):
             reason = f"no answer within {TIMEOUT_S * 1000:.0f} ms"
         except errors.AuthenticationError:
@@ -113,6 +115,7 @@ class RedisStore:
             reason = "what answers is no Redis"
         # Whatever is still under way on the connection must not be taken for the answer to the next command.
         await self._drop()
+        _heed_cancellation()
         raise StoreError(reason) from None
 
     async def _drop(self) -> None:
@@ -121,6 +124,17 @@ class RedisStore:
                 await self._client.connection_pool.disconnect()
         except (OSError, TimeoutError, self._errors.RedisError):
             return
+
+
+def _heed_cancellation() -> None:
+    """Be cancelled, if that was asked for and lost on the way.
+
+    redis-py sends with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes in the moment in
+    which its work ends (https://github.com/python/cpython/issues/86296); the task would never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _changes(fields: Mapping[str, bytes | None]) -> list[str | bytes | int]:
