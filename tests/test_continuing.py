@@ -50,11 +50,18 @@ class World:
 
     def __init__(self, *names: str, **pool: object) -> None:
         self.bench = Bench(*names, **pool)
-        self.continuer = Continuer(self.bench.fleet, self.bench.retries, Resuming(None), inquest_of(*self.bench.acting))
+        acting = inquest_of(*self.bench.acting)
+        self.continuer = Continuer(self.bench.fleet, self.bench.retries, Resuming(None), acting, self.count)
+        self.tokens: int | None = None
+        self.texts: list[tuple[str, bytes, str, frozenset[str]]] = []
         self.legs: list[str] = []
         self.free = asyncio.Event()
         self.free.set()
         self.script: Script = lambda sending, lease: WELL
+
+    async def count(self, *asked: Any) -> int | None:
+        self.texts.append(asked)
+        return self.tokens
 
     def follow(self, text: str = "t0", sent: bytes = b"", **stream: Any) -> Sending:
         """An answer of which the client has a text, one token for each word."""
@@ -75,11 +82,14 @@ class World:
         lease.report(failure, answered=failure is None)
         return verdict, failure
 
-    async def go_on(self, sending: Sending, verdict: Verdict = BROKEN, dead: str = "a") -> Verdict:
+    async def go_on(
+        self, sending: Sending, verdict: Verdict = BROKEN, dead: str = "a", limit: int | None = None
+    ) -> Verdict:
         self.reply, self.record = FakeReply(framed=True), FakeRecord()
         self.reply.head(200, (), None)
         partners: Any = (self.reply, self.record)
-        return await self.continuer.go_on(call_of(100), sending, (verdict, dead), self.attempt, partners)
+        call = changed(call_of(100), max_tokens=limit)
+        return await self.continuer.go_on(call, sending, (verdict, dead), self.attempt, partners)
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -101,22 +111,6 @@ def test_another_replica_goes_on() -> None:
         assert await world.go_on(world.follow()) is WELL
         assert (world.legs, world.record.continued, world.continuer.moved) == (["b"], 1, {"main": 1})
         assert not any(world.continuer.lost.values())
-
-    asyncio.run(scene())
-
-
-def test_the_leg_is_the_first_request_with_the_ids_of_both() -> None:
-    async def scene() -> None:
-        world, bodies = World("a", "b"), []
-
-        def script(sending: Sending, lease: Lease) -> Verdict:
-            bodies.append(json.loads(sending.body))
-            return WELL
-
-        world.script = script
-        await world.go_on(world.follow("t0 t1 t2"))
-        assert bodies[0]["kv_transfer_params"] == {"prompt_token_ids": [7, 8, 9, 0, 1, 2]}
-        assert bodies[0]["max_tokens"] == LIMIT - 3
 
     asyncio.run(scene())
 

@@ -80,6 +80,45 @@ class Desk:
         return self.counter.counted, self.counter.failed, self.counter.skipped
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
+def test_a_text_is_counted_as_it_is(engine: EngineKind) -> None:
+    desk = Desk(engine, COUNT, names="ab")
+    assert asyncio.run(desk.counter.count_text("main", b'"u"', 'a "🐙"', frozenset("a"))) == 3
+    ((name, path, sent),) = desk.asked
+    bare = {"add_special": False, "content": 'a "🐙"'}
+    if engine != "llamacpp":
+        bare = {"add_special_tokens": False, "prompt": 'a "🐙"'}
+    assert (name, path, json.loads(sent)) == ("b", "/tokenize", {"model": "u"} | bare)
+    assert desk.tally == (0, 0, 0), "these figures are of prompts"
+
+
+@pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"[]"), (200, b'{"count":0}'), ConnectionResetError()])
+def test_a_text_that_nobody_counts(answer: Answer) -> None:
+    desk = Desk("vllm", *(answer,) * 3)
+    for _ in range(5):
+        assert asyncio.run(desk.counter.count_text("main", b'"m"', "a", frozenset())) is None
+    assert len(desk.asked) == 3, "an engine that cannot is left alone for a while"
+    assert asyncio.run(desk.counter.count_text("main", b'"m"', "a", frozenset("r"))) is None
+    assert asyncio.run(Desk("openai").counter.count_text("main", b'"m"', "a", frozenset())) is None
+
+
+def test_texts_wait_for_each_other_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        desk = Desk("vllm", *(COUNT,) * 20)
+        desk.hold = asyncio.Event()
+        counts = [asyncio.ensure_future(desk.counter.count_text("main", b'"m"', "a", frozenset())) for _ in range(12)]
+        while len(desk.asked) < MAX_AT_ONCE:
+            await asyncio.sleep(0)
+        desk.hold.set()
+        assert await asyncio.gather(*counts) == [3] * 12
+        desk.hold.clear()
+        monkeypatch.setattr(counting, "TIMEOUT_S", 0.01)
+        counts = [asyncio.ensure_future(desk.counter.count_text("main", b'"m"', "a", frozenset())) for _ in range(12)]
+        assert await asyncio.gather(*counts) == [None] * 12
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_chat_is_sent_as_it_came(engine: EngineKind) -> None:
     desk = Desk(engine, COUNT, upstream='org/"m"')

@@ -141,7 +141,7 @@ class DataPlane:
         """Make the request path out of the rooms."""
         retries = far or LocalRetries(self.fleet, self.budgets)
         self.inquest = Inquest(self.fleet, retries, self.actions, self.fetch, self.clock)
-        self.continuer = Continuer(self.fleet, retries, self.resuming, self.inquest)
+        self.continuer = Continuer(self.fleet, retries, self.resuming, self.inquest, self.counter.count_text)
         dispatcher = Dispatcher(self.fleet, retries, self.upstream, self.continuer, self.lessons)
         sparing = Sparing(self.laddering, self.fleet, self.gate.basin, self.clock)
         placing = Placing(far or self.gate, self.lessons.degrading, self.joining, sparing, self.resuming, self.inquest)

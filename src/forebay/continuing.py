@@ -38,6 +38,8 @@ LOOK_S = 0.05
 _OVER = (Outcome.OK, Outcome.CLIENT_CLOSED)
 _NONE: frozenset[str] = frozenset()
 
+Count = Callable[[str, bytes, str, frozenset[str]], Awaitable[int | None]]
+"""Have a text counted: (pool, the model's name as JSON, text, replicas not to ask) -> tokens, None if nobody can."""
 Attempt = Callable[[Call, Sending, Lease, Reply, Record], Awaitable[tuple[Verdict, FailureKind | None]]]
 
 
@@ -50,8 +52,9 @@ class Continuer:
         lost: broken answers that could not go on, by reason.
     """
 
-    def __init__(self, fleet: Fleet, retries: Retries, resuming: Resuming, inquest: Inquest) -> None:
+    def __init__(self, fleet: Fleet, retries: Retries, resuming: Resuming, inquest: Inquest, count: Count) -> None:
         self._fleet = fleet
+        self._count = count
         self._retries = retries
         self._resuming = resuming
         self.inquest = inquest
@@ -109,7 +112,7 @@ class Continuer:
         try:
             if shown is None or thread is None:
                 raise Refused("resume_mismatch", f"the answer cannot go on here ({self._why_not(call, sending)})")
-            leg = self._resuming.rejoin(call, shown, sending)
+            leg = await self._recounted(self._resuming.rejoin(call, shown, sending), thread, call, sending, _NONE)
             if isinstance(leg, Finish):
                 verdict = _end(leg, thread, call, sending, reply, record)
                 return verdict
@@ -143,6 +146,7 @@ class Continuer:
             leg = self._next(thread, sending, verdict)
             if leg is None:
                 return self._lost(verdict, thread.given_up or Reason.UNREADABLE)
+            leg = await self._recounted(leg, thread, call, sending, dead)
             if isinstance(leg, Finish):
                 return _end(leg, thread, call, sending, reply, record)
             turns = self._turns.setdefault(sending.pool, _Turns())
@@ -178,6 +182,21 @@ class Continuer:
             refused=failure is None and verdict.answer is not None,
             overflow=attempts.is_context_overflow(verdict),
         )
+
+    async def _recounted(
+        self, leg: Leg | Finish, thread: Thread, call: Call, sending: Sending, dead: frozenset[str]
+    ) -> Leg | Finish:
+        """Have an engine count what was told of an answer without ids, where its limit or its usage hangs on it.
+
+        Without a count the events stand for tokens, which may be more.
+        """
+        if not isinstance(leg, Leg) or not leg.kept or thread.told.counted:
+            return leg
+        if call.max_tokens is None and not leg.wants_usage:
+            return leg
+        model = read_members(sending.body).text_of("model") or b'""'
+        tokens = await self._count(sending.pool, model, leg.kept, dead)
+        return leg if tokens is None else thread.recounted(leg, sending.body, tokens)
 
     def _lost(self, verdict: Verdict, reason: Reason) -> Verdict:
         """Count an answer that cannot go on, and say why; what an engine said of a leg's request is left out."""

@@ -1,4 +1,6 @@
-"""The exact length of a prompt, counted by an engine: asked for only where a rule's decision hangs on it.
+"""The exact length of a text, counted by an engine: asked for only where a decision hangs on it.
+
+Of a prompt that is a rule's decision; of an answer that goes on, what is left of its limit, and its usage.
 
 To tokenise a long prompt takes tens of milliseconds, so it never happens on our loop. The engine that would
 serve the call has the right tokenizer and template. Whatever goes wrong, there is no count and the estimate
@@ -67,7 +69,7 @@ class _NoCount(Exception):
 
 
 class Counter:
-    """Has prompts counted, at most 8 at a time.
+    """Has prompts counted, at most 8 at a time, and as many texts of answers; `counted` and so on are of prompts.
 
     Args:
         fleet: all replicas.
@@ -83,6 +85,7 @@ class Counter:
         self._fleet = fleet
         self._post = post
         self._running = 0
+        self._texts = asyncio.Semaphore(MAX_AT_ONCE)
         self.counted = 0
         self.failed = 0
         self.skipped = 0
@@ -113,6 +116,38 @@ class Counter:
         self.counted += 1
         return tokens
 
+    async def count_text(self, pool: str, model: bytes, text: str, excluded: frozenset[str]) -> int | None:
+        """Return the tokens of a text as an engine counts them; None when there is no count within 0.5 s.
+
+        Of more than 8 at a time the others wait, for that time at most.
+
+        Args:
+            pool: whose engines count.
+            model: its name there, as JSON.
+            text: without any template or special token.
+            excluded: names of replicas that are not to be asked.
+        """
+        state = self._idlest(pool, excluded)
+        if state is None or state.pool.engine == "openai":
+            return None
+        body, errands, name, counted = msgspec.json.encode(text), self._fleet.errands, state.replica.name, False
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._texts:
+                errands.begin("count", name, state.now_s())
+                try:
+                    if state.pool.engine == "llamacpp":
+                        asked = b'{"model":%b,"add_special":false,"content":%b}' % (model, body)
+                        tokens = _length(_read_tokens(await self._answer(state, "/tokenize", asked)).tokens)
+                    else:
+                        asked = b'{"model":%b,"add_special_tokens":false,"prompt":%b}' % (model, body)
+                        tokens = _read_counted(await self._answer(state, "/tokenize", asked)).count
+                    counted = tokens > 0
+                finally:
+                    errands.ended("count", name, counted, state.now_s())
+        except (OSError, _NoCount, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return tokens if counted else None
+
     def _engine_for(self, call: Call, asked: Asked, policy: Policy) -> ReplicaState | None:
         """Return the least busy replica that seems well, if this prompt can be counted and may be now."""
         model = policy.models.get(call.model)
@@ -121,8 +156,13 @@ class Counter:
         engine = policy.pools[model.pool].engine
         if engine == "openai" or (engine != "llamacpp" and not asked.members.values.keys().isdisjoint(_UNCOUNTED)):
             return None
+        return self._idlest(model.pool)
+
+    def _idlest(self, pool: str, excluded: frozenset[str] = frozenset()) -> ReplicaState | None:
+        """Return the least busy replica of a pool that seems well and is not to be left alone."""
         may = self._fleet.errands.may
-        states = [s for s in self._fleet.states(model.pool) if s.usable(s.now_s()) and s.up is not False]
+        found = [s for s in self._fleet.states(pool) if s.replica.name not in excluded]
+        states = [s for s in found if s.usable(s.now_s()) and s.up is not False]
         well = [s for s in states if may("count", s.replica.name, s.now_s())]
         return min((s for s in well if not s.loading), key=lambda s: s.in_flight, default=None)
 

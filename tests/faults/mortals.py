@@ -247,7 +247,7 @@ def whole(asked: Asked, timed: Timed, row: Document, gap_s: float) -> None:
     # A reset throws away what the kernel had not given us yet: with it the first token, and the call is tried anew.
     assert row["outcome"] == "ok" and row["continued"] <= len(row["attempts"]) - 1, told
     if row["usage_estimated"]:
-        # Where no ids came, events are counted, which are fewer than tokens where one holds two.
+        # Where no ids came and no engine counted in time, events are counted: fewer, where a token brings no text.
         assert BY_TEXT.keys() <= asked.more.keys() and row["output_length"] <= asked.tokens, told
     else:
         assert row["output_length"] == asked.tokens, told

@@ -197,6 +197,21 @@ def test_no_token_beyond_the_limit(well: Field) -> None:
     well.idle()
 
 
+def test_no_token_beyond_the_limit_where_no_ids_come(well: Field) -> None:
+    """Characters of two tokens each, one event each: only the engine can say how many the client has."""
+    well.sims[0].faults(*deaths("cut"))
+    asked = [one(tokens=n, vocabulary="unicode", more=BY_TEXT | {"max_tokens": n}) for n in range(20, 60)]
+    counted = 0
+    answers = well.ask(asked)
+    for a, timed, row in zip(asked, answers, well.rows(asked), strict=True):
+        seen = read(timed)
+        assert (seen.text, seen.finishes, seen.dones) == (a.text, ["length"], 1), (a, seen, row)
+        assert seen.usages[0]["completion_tokens"] == a.tokens == row["output_length"], (a, seen, row)
+        counted += row["continued"] > 0 and not row["usage_estimated"]
+    assert counted, "none of the answers had to go on"
+    well.idle()
+
+
 def test_a_stop_string_over_the_seam_ends_the_answer(well: Field) -> None:
     """The simulated engine knows no stop strings: where it goes on, Forebay alone can see this one."""
     well.sims[0].faults({"action": "cut", "after_tokens": 21, "always": True})

@@ -192,6 +192,9 @@ def test_tokenize_and_back(play: Play) -> None:
         of_chat = (await caller.post("/tokenize", {"messages": HELLO})).json
         assert tokens.decode(of_chat["tokens"]) == "<|user|>hello<|end|><|assistant|>"
         assert (await caller.post("/detokenize", {"tokens": [3]})).status == 400
+        for vocabulary in tokens.VOCABULARIES.values():
+            said = (await caller.post("/tokenize", {"prompt": vocabulary.texts(0, 8)})).json
+            assert (said["count"], said["tokens"]) == (8, vocabulary.ids(0, 8)), "an answer has the tokens it came in"
 
     play(scenario)
 

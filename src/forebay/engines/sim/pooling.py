@@ -146,12 +146,11 @@ def tokenize(body: bytes, spec: SimSpec) -> bytes:
     served(fields.model, spec)
     if fields.messages:
         messages = [(message.role, text_of(message.content)) for message in fields.messages]
-        text = rendered(messages, fields.continue_final_message, fields.add_generation_prompt)
+        ids = tokens.encode(rendered(messages, fields.continue_final_message, fields.add_generation_prompt))
     elif fields.prompt is not None:
-        text = fields.prompt
+        ids = tokens.encode_said(fields.prompt)
     else:
         raise SimError(400, "prompt or messages must be given", param="prompt")
-    ids = tokens.encode(text)
     strings = [tokens.decode([token]) for token in ids] if fields.return_token_strs else None
     return encode({"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids, "token_strs": strings})
 

@@ -119,6 +119,15 @@ def encode(text: str) -> list[int]:
     return [TEXT_BASE + _number(piece) for piece in pieces]
 
 
+def encode_said(text: str) -> list[int]:
+    """Return the ids of a text, which are those of an answer where it is the beginning of one."""
+    for vocabulary in VOCABULARIES.values():
+        found = vocabulary.continued_text(text)
+        if found.start and not found.skip_chars:
+            return vocabulary.ids(0, found.start)
+    return encode(text)
+
+
 def decode(ids: Sequence[int]) -> str:
     """Return the text of ids of any kind; half a character at the end is left out.
 

@@ -212,6 +212,7 @@ def _leg(old: _Old, edits: dict[str, bytes | None], how: tuple[Mode, int, str, i
         mode,
         cut,
         tail,
+        told.text[: len(told.text) - len(tail)] if mode in ("words", "text") else "",
         made_tokens,
         _said_by_prompt(members) if mode == "exact" else (),
         stops_of(members),

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from forebay.domain import FailureKind, Usage
 from forebay.ports import Stamp
 from forebay.upstream.continuation.moves import AtLimit, Continue, Death, GiveUp, next_leg
@@ -153,6 +155,18 @@ class Thread:
         except Impossible as impossible:
             self.given_up = impossible.reason
         return None
+
+    def recounted(self, leg: Leg, sent: bytes, tokens: int) -> Leg | Finish:
+        """Return a leg that has not been sent as it is when what its prompt has of the answer has been counted.
+
+        Args:
+            leg: as `next` or `resume` returned it.
+            sent: body of the first leg's request.
+            tokens: of `leg.kept`, as an engine counts them; never fewer than the events that brought it.
+        """
+        more = max(0, tokens - leg.made_tokens)
+        self.told = replace(self.told, tokens=self.told.tokens + more, counted=True)
+        return self._begin(resume_request(sent, self.told, self.plan, self._barred))
 
     def _stamped(self, events: list[Event]) -> list[Event]:
         """Give the last of some events an id, which is for all of them."""

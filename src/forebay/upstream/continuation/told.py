@@ -38,7 +38,7 @@ class Told(Struct, frozen=True):
         clean_ids: the last boundary that surely lies between two characters, in tokens.
         clean_chars: the same in characters of thoughts and text.
         tokens: of the answer, up to `safe`.
-        counted: by the engine's ids; else by events, which may be fewer than tokens.
+        counted: by the engine's ids, or by an engine that was asked; else by events, which may be fewer than tokens.
         recent: what the latest events brought, the last 64.
         tools: a tool call has begun.
         prompt_tokens: as the engine counted them; None when it has not said.
@@ -78,6 +78,7 @@ class Leg(Struct, frozen=True):
         mode: how it goes on.
         cut: tokens of the answer that its prompt has, in exact mode.
         tail: end of what the client has that its prompt lacks: it must say that again, and the client must not see it.
+        kept: text of the answer that its prompt has, where it goes on from text.
         made_tokens: of the answer up to the cut: what usage adds to its own count.
         prompt: what its prompt says, in order, to tell a leak of it.
         stops: stop strings that the client gave.
@@ -89,6 +90,7 @@ class Leg(Struct, frozen=True):
     mode: Mode
     cut: int = 0
     tail: str = ""
+    kept: str = ""
     made_tokens: int = 0
     prompt: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
