@@ -217,3 +217,26 @@ def test_while_the_speed_is_unknown_a_whole_answers_prompt_counts_for_five_secon
         assert bench.state("a").unprefilled_tokens == tokens
     assert bench.state("a").long_in_flight == 1
     assert bench.state("a").long_prefills == 0
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ids"),
+    [
+        ([(True, True), (True, True)], True),
+        ([(True, True), (True, False)], False),
+        ([(True, True), (None, False)], False),
+        ([(True, True), (False, False)], True),
+        ([(False, True), (False, False)], True),
+        ([(False, False), (False, False)], False),
+        ([(None, False), (None, False)], False),
+    ],
+    ids=["all", "one_cannot", "one_unknown", "one_never_up", "all_down", "none_ever_up", "at_start"],
+)
+def test_token_ids_are_asked_for_where_all_that_are_up_send_them(
+    replicas: list[tuple[bool | None, bool]], ids: bool
+) -> None:
+    bench = Bench("a", "b")
+    for name, (up, able) in zip("ab", replicas, strict=True):
+        state = bench.state(name)
+        state.up, state.token_ids = up, able
+    assert bench.fleet.token_ids("main") is ids

@@ -147,8 +147,17 @@ class Fleet:
                     state.progress_s = now_s
 
     def token_ids(self, pool: str) -> bool:
-        """Say whether all replicas of a pool can send token ids, so that an answer can go on exactly on any of them."""
-        return all(state.token_ids for state in self.states(pool))
+        """Say whether a pool's replicas can send token ids, so that an answer can go on exactly on any of them.
+
+        One that is not up does not count: it takes calls only when nobody else can, and is probed as it comes up.
+        """
+        able = False
+        for state in self.states(pool):
+            if state.token_ids:
+                able = True
+            elif state.up is not False:
+                return False
+        return able
 
     def context_tokens(self, pool: str) -> int | None:
         """Return the longest prompt and answer that a replica of a pool takes; None while unknown."""
