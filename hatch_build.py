@@ -27,7 +27,7 @@ COMPILED = (
     "admission/outputs",
     "routing/pool", "routing/replica", "routing/capacity", "routing/prefixes", "routing/budget", "routing/breaker",
     "routing/rotation", "routing/ejection", "routing/outlook", "routing/headroom", "routing/attempts",
-    "dispatch", "preparing", "cleaning", "pipeline",
+    "dispatch", "continuing", "preparing", "cleaning", "pipeline",
     "upstream/connection", "upstream/connections", "upstream/relay", "upstream/watch",
     "upstream/continuation/transcript", "upstream/continuation/token_ids", "upstream/continuation/thread",
     "upstream/send", "upstream/trial", "upstream/deadlines", "upstream/learned", "upstream/whole", "recording/record",

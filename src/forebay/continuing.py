@@ -67,9 +67,9 @@ class Continuer:
         """Follow the answer to a call, where it could go on; `leave` is due for the thread of what is returned."""
         if sending.plan is None:
             return sending
-        thread = Thread(sending.plan, call.endpoint.shape)
-        self._threads[thread] = len(sending.body)
-        return changed(sending, thread=thread)
+        follower = Thread(sending.plan, call.endpoint.shape)
+        self._threads[follower] = len(sending.body)
+        return changed(sending, thread=follower)
 
     def offer(self, call: Call, claim: Claim, sending: Sending) -> bytes:
         """Let a client come back for an answer where it could go on; return the header line that says so."""
@@ -83,12 +83,12 @@ class Continuer:
 
     def tick(self) -> None:
         """Keep the memory of all transcripts within its bound; called ten times a second."""
-        held = sum(size + thread.held_bytes for thread, size in self._threads.items())
+        held = sum(size + follower.held_bytes for follower, size in self._threads.items())
         if held <= MAX_HELD_BYTES:
             return
-        for thread in sorted(self._threads, key=lambda t: t.held_bytes, reverse=True):
-            held -= thread.held_bytes
-            thread.forget(Reason.ANSWER_TOO_LONG)
+        for follower in sorted(self._threads, key=lambda t: t.held_bytes, reverse=True):
+            held -= follower.held_bytes
+            follower.forget(Reason.ANSWER_TOO_LONG)
             if held <= MAX_HELD_BYTES:
                 return
 
@@ -107,23 +107,23 @@ class Continuer:
         Raises:
             Refused: `resume_used`, `resume_mismatch`.
         """
-        (reply, record), thread, shown = partners, sending.thread, call.shown
+        (reply, record), follower, shown = partners, sending.thread, call.shown
         verdict: Verdict | None = None
         try:
-            if shown is None or thread is None:
+            if shown is None or follower is None:
                 raise Refused("resume_mismatch", f"the answer cannot go on here ({self._why_not(call, sending)})")
-            leg = await self._recounted(self._resuming.rejoin(call, shown, sending), thread, call, sending, _NONE)
+            leg = await self._recounted(self._resuming.rejoin(call, shown, sending), follower, call, sending, _NONE)
             if isinstance(leg, Finish):
-                verdict = _end(leg, thread, call, sending, reply, record)
+                verdict = _end(leg, follower, call, sending, reply, record)
                 return verdict
-            thread.on_joined = _Joined(None, thread, lease, reply, record)
+            follower.on_joined = _Joined(None, follower, lease, reply, record)
             verdict, _ = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
             if verdict.outcome not in _OVER and not reply.gone:
                 verdict = await self.go_on(call, sending, (verdict, lease.replica.name), attempt, partners)
             return verdict
         finally:
             lease.report(None, answered=False)
-            if shown is not None and not _came_of_it(verdict, thread):
+            if shown is not None and not _came_of_it(verdict, follower):
                 self._resuming.give_back(shown)
 
     async def go_on(
@@ -139,27 +139,27 @@ class Continuer:
             partners: the client's side and the record.
         """
         (verdict, name), (reply, record) = died, partners
-        thread, dead = sending.thread, frozenset((name,))
+        follower, dead = sending.thread, frozenset((name,))
         while verdict.outcome not in _OVER and not reply.gone:
-            if thread is None:
+            if follower is None:
                 return self._lost(verdict, self._why_not(call, sending))
-            leg = self._next(thread, sending, verdict)
+            leg = self._next(follower, sending, verdict)
             if leg is None:
-                return self._lost(verdict, thread.given_up or Reason.UNREADABLE)
-            leg = await self._recounted(leg, thread, call, sending, dead)
+                return self._lost(verdict, follower.given_up or Reason.UNREADABLE)
+            leg = await self._recounted(leg, follower, call, sending, dead)
             if isinstance(leg, Finish):
-                return _end(leg, thread, call, sending, reply, record)
+                return _end(leg, follower, call, sending, reply, record)
             turns = self._turns.setdefault(sending.pool, _Turns())
-            longer = changed(call, prompt_tokens=call.prompt_tokens + thread.told.tokens)
+            longer = changed(call, prompt_tokens=call.prompt_tokens + follower.told.tokens)
             await self.inquest.settled(call, name)
             try:
                 lease = await self.inquest.trial(longer, sending, partners) if self.inquest.alert else None
                 if lease is None:
-                    await self._turn(turns, thread, longer.prompt_tokens, sending, reply)
+                    await self._turn(turns, follower, longer.prompt_tokens, sending, reply)
                     lease = await self._berth(longer, sending, dead, reply)
                 if lease is None:
                     return self._lost(verdict, Reason.NO_ENGINE)
-                thread.on_joined = _Joined(turns, thread, lease, reply, record)
+                follower.on_joined = _Joined(turns, follower, lease, reply, record)
                 record.continued += 1
                 self.moved[sending.pool] = self.moved.get(sending.pool, 0) + 1
                 verdict, failure = await attempt(call, changed(sending, body=leg.body), lease, reply, record)
@@ -167,16 +167,16 @@ class Continuer:
                 quarantined = refusal.code == "request_quarantined"
                 return self._lost(verdict, Reason.QUARANTINED if quarantined else Reason.NO_ENGINE)
             finally:
-                turns.leave(thread)
+                turns.leave(follower)
             name = lease.replica.name
-            if failure is not None and not thread.at_seam:
+            if failure is not None and not follower.at_seam:
                 dead |= {name}
         return verdict
 
-    def _next(self, thread: Thread, sending: Sending, verdict: Verdict) -> Leg | Finish | None:
+    def _next(self, follower: Thread, sending: Sending, verdict: Verdict) -> Leg | Finish | None:
         """Decide what follows."""
         failure = attempts.failure_of(verdict)
-        return thread.next(
+        return follower.next(
             sending.body,
             failure or FailureKind.STATUS,
             refused=failure is None and verdict.answer is not None,
@@ -184,19 +184,19 @@ class Continuer:
         )
 
     async def _recounted(
-        self, leg: Leg | Finish, thread: Thread, call: Call, sending: Sending, dead: frozenset[str]
+        self, leg: Leg | Finish, follower: Thread, call: Call, sending: Sending, dead: frozenset[str]
     ) -> Leg | Finish:
         """Have an engine count what was told of an answer without ids, where its limit or its usage hangs on it.
 
         Without a count the events stand for tokens, which may be more.
         """
-        if not isinstance(leg, Leg) or not leg.kept or thread.told.counted:
+        if not isinstance(leg, Leg) or not leg.kept or follower.told.counted:
             return leg
         if call.max_tokens is None and not leg.wants_usage:
             return leg
         model = read_members(sending.body).text_of("model") or b'""'
         tokens = await self._count(sending.pool, model, leg.kept, dead)
-        return leg if tokens is None else thread.recounted(leg, sending.body, tokens)
+        return leg if tokens is None else follower.recounted(leg, sending.body, tokens)
 
     def _lost(self, verdict: Verdict, reason: Reason) -> Verdict:
         """Count an answer that cannot go on, and say why; what an engine said of a leg's request is left out."""
@@ -213,9 +213,9 @@ class Continuer:
         plan = shape_of(read_members(sending.body), call.endpoint.shape, call.stream, state.pool.engine, ids)
         return plan if isinstance(plan, Reason) else Reason.NO_IDS
 
-    async def _turn(self, turns: "_Turns", thread: Thread, tokens: int, sending: Sending, reply: Reply) -> None:
+    async def _turn(self, turns: "_Turns", follower: Thread, tokens: int, sending: Sending, reply: Reply) -> None:
         """Wait for the answer's turn, as long as a first byte may take; from then on it goes without one."""
-        turn = turns.enter(thread, tokens, self._room_tokens(sending.pool))
+        turn = turns.enter(follower, tokens, self._room_tokens(sending.pool))
         left_s = sending.timeouts.first_byte_s
         while not turn.done() and left_s > 0.0:
             step_s = min(left_s, sending.stream.ping_s or left_s)
@@ -224,7 +224,7 @@ class Continuer:
             if not turn.done() and sending.stream.ping_s:
                 _ping(sending, reply)
         if not turn.done():
-            turns.leave(thread)
+            turns.leave(follower)
 
     async def _berth(self, call: Call, sending: Sending, dead: frozenset[str], reply: Reply) -> Lease | None:
         """Take a replica that has not died under the answer, else one that may be back; None when nobody is left.
@@ -267,19 +267,19 @@ class _Turns:
         self._sequence = 0
         self._room_tokens: float | None = None
 
-    def enter(self, thread: Thread, tokens: int, room_tokens: float | None) -> "asyncio.Future[None]":
+    def enter(self, follower: Thread, tokens: int, room_tokens: float | None) -> "asyncio.Future[None]":
         """Return what is done when the answer may go on."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room_tokens = room_tokens
         self._sequence += 1
-        heappush(self._waiting, (-thread.told.tokens, self._sequence, thread, tokens, turn))
+        heappush(self._waiting, (-follower.told.tokens, self._sequence, follower, tokens, turn))
         self._admit()
         return turn
 
-    def leave(self, thread: Thread) -> None:
+    def leave(self, follower: Thread) -> None:
         """Let the next one go on, whether the answer had its turn or still waits; a second time changes nothing."""
-        if self._running.pop(thread, None) is None:
-            waiting = [entry for entry in self._waiting if entry[2] is not thread]
+        if self._running.pop(follower, None) is None:
+            waiting = [entry for entry in self._waiting if entry[2] is not follower]
             if len(waiting) == len(self._waiting):
                 return
             self._waiting = waiting
@@ -288,11 +288,11 @@ class _Turns:
 
     def _admit(self) -> None:
         while self._waiting:
-            _, _, thread, tokens, turn = self._waiting[0]
+            _, _, follower, tokens, turn = self._waiting[0]
             if not self._fits(tokens):
                 return
             heappop(self._waiting)
-            self._running[thread] = tokens
+            self._running[follower] = tokens
             turn.set_result(None)
 
     def _fits(self, tokens: int) -> bool:
@@ -306,16 +306,16 @@ class _Turns:
 class _Joined:
     """Told when the first text of a leg goes to the client: its prompt is computed, which makes room for the next."""
 
-    def __init__(self, turns: _Turns | None, thread: Thread, lease: Lease, reply: Reply, record: Record) -> None:
+    def __init__(self, turns: _Turns | None, follower: Thread, lease: Lease, reply: Reply, record: Record) -> None:
         self._turns = turns
-        self._thread = thread
+        self._follower = follower
         self._lease = lease
         self._reply = reply
         self._record = record
 
     def __call__(self) -> None:
         if self._turns is not None:
-            self._turns.leave(self._thread)
+            self._turns.leave(self._follower)
         _begin(self._reply)
         self._record.first_token()
         self._lease.first_token()
@@ -334,20 +334,20 @@ def _ping(sending: Sending, reply: Reply) -> None:
     reply.write(QUIET_PING if stamped else PING)
 
 
-def _came_of_it(verdict: Verdict | None, thread: Thread | None) -> bool:
+def _came_of_it(verdict: Verdict | None, follower: Thread | None) -> bool:
     """Say whether a client that came back was given something: the end, or ids of its own."""
     if verdict is not None and verdict.outcome is Outcome.OK:
         return True
-    return thread is not None and thread.stamp is not None and thread.stamp.given > 0
+    return follower is not None and follower.stamp is not None and follower.stamp.given > 0
 
 
-def _end(finish: Finish, thread: Thread, call: Call, sending: Sending, reply: Reply, record: Record) -> Verdict:
+def _end(finish: Finish, follower: Thread, call: Call, sending: Sending, reply: Reply, record: Record) -> Verdict:
     """End an answer of which nothing is left to say."""
     usage, shown = finish.usage, call.shown
     prompt_tokens = call.prompt_tokens - (0 if shown is None else shown.tokens)
     record.usage = usage if usage.prompt_tokens else replace(usage, prompt_tokens=prompt_tokens, estimated=True)
     shape = call.endpoint.shape
-    events = closing(replace(finish, usage=record.usage), thread.told.head, shape)
+    events = closing(replace(finish, usage=record.usage), follower.told.head, shape)
     _begin(reply)
     # The finish reason itself may be with the client already.
     for event in events[1:] if shown is not None and shown.finished else events:
