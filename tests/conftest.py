@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 from gateway_process import Document, Gateway
+from hypothesis import settings
 from scripted import ScriptedEngine
 
 
@@ -35,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not os.environ.get("FOREBAY_TEST_INSTALLED"):
         os.environ["PYTHONPATH"] = str(config.rootpath / "src")
+    # How long an example takes says more about the machine than about the code.
+    settings.register_profile("forebay", deadline=None)
+    settings.load_profile("forebay")
     config.stash[RUNNING] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
