@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,9 @@ class Asked:
 
 
 def say(text: str) -> None:
-    """Tell the supervisor something."""
-    os.write(1, f"{MARK}{text}\n".encode())
+    """Tell the supervisor something; when it is gone nobody is told, and calls go on to their end."""
+    with suppress(BrokenPipeError):
+        os.write(1, f"{MARK}{text}\n".encode())
 
 
 def _nothing(_line: bytes) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from msgspec import Struct
 
 from forebay.claim import Claim
 from forebay.clock import Clock
-from forebay.config.load import Address, Settings, read_file
+from forebay.config.load import Address, Settings, environment, read_file
 from forebay.config.reload import DocumentWatch
 from forebay.handover import Taken, bound_unix_socket
 from forebay.processes import Backoff, Child, ChildState
@@ -41,6 +42,7 @@ WORKER_SILENT_S: Final = 30.0
 """The same for a worker: as long as a liveness probe would wait."""
 _REPORT_S: Final = 1.0
 _BACKLOG: Final = 4096
+_MOST_SEED: Final = 2**32 - 1
 
 
 class StartError(Exception):
@@ -99,6 +101,8 @@ class Supervisor:
         self._retired = False
         self._heard_s: dict[str, float] = {}
         self._claim = Claim(order.data_dir)
+        # The gate compares hashes of prompts that workers make: one secret seed for all, also for those started again.
+        self._environ = {**environment(), "PYTHONHASHSEED": str(1 + secrets.randbelow(_MOST_SEED))}
 
     async def start(self, taken: Taken | None = None) -> int:
         """Start gate and workers; return the data port once all serve.
@@ -213,7 +217,7 @@ class Supervisor:
 
     async def _child(self, name: str, backoff: Backoff, command: Sequence[str], descriptors: Sequence[int]) -> Child:
         heard = partial(self._heard, name)
-        child = Child(name, command, self._clock, on_line=heard, backoff=backoff, pass_fds=descriptors)
+        child = Child(name, command, self._clock, self._environ, on_line=heard, backoff=backoff, pass_fds=descriptors)
         self._children.append(child)
         await child.start()
         return child

@@ -84,6 +84,32 @@ def test_keep_alive_connections_are_shared_out(field: Field) -> None:
         field.thread.loop.call_soon_threadsafe(link.close)
 
 
+def test_all_workers_know_where_a_prompt_is_cached(field: Field) -> None:
+    gateway = start(field)
+    text = "The same beginning for all. " * 400
+    long = chat("small", stream=False, max_tokens=1, messages=[{"role": "user", "content": text}])
+    every: list[Link] = []
+    links: dict[str, Link] = {}
+
+    async def one_of_each_worker() -> None:
+        for _ in range(32):
+            every.append(link := await Link.open(gateway.address))
+            answer = await link.ask(request_bytes("POST", CHAT, chat("small", stream=False, max_tokens=1)))
+            links.setdefault((answer.response.value("x-forebay-call-id") or "").partition("-")[0], link)
+
+    field.thread.run(one_of_each_worker())
+    assert len(links) == 2, "one worker served nothing"
+    for link in [*links.values()] * 2:
+        # With no call left that would speak for the other replica.
+        assert eventually(gateway.idle, 5)
+        assert field.thread.run(link.ask(request_bytes("POST", CHAT, long))).response.status == 200
+    assert eventually(lambda: len(gateway.closes()) == 36, 10)
+    replicas = [row["replica"] for row in gateway.closes() if (row["input_length"] or 0) > 1000]
+    for link in every:
+        field.thread.loop.call_soon_threadsafe(link.close)
+    assert len(replicas) == 4 and len(set(replicas)) == 1, replicas
+
+
 def test_limits_are_those_of_one_process(field: Field) -> None:
     tenants = [
         {"name": "a", "keys": ["key-A"], "limits": {"concurrency": 8}},
