@@ -229,7 +229,7 @@ class Continuer:
     async def _berth(self, call: Call, sending: Sending, dead: frozenset[str], reply: Reply) -> Lease | None:
         """Take a replica that has not died under the answer, else one that may be back; None when nobody is left.
 
-        As long as a first byte may take, it waits for one that is well and has no room.
+        As long as a first byte may take, it waits for one that is well and has no room, or is on trial.
         """
         waited_s = silent_s = 0.0
         while True:
@@ -246,9 +246,13 @@ class Continuer:
                 _ping(sending, reply)
 
     def _others(self, pool: str, dead: frozenset[str]) -> bool:
-        """Say whether a pool has a usable replica beside some."""
+        """Say whether a pool has a replica beside some that is usable, or on trial: then one call runs there now.
+
+        A real engine that has just come back takes a whole answer to show that it is well.
+        """
         for state in self._fleet.states(pool):
-            if state.replica.name not in dead and state.usable(state.now_s()):
+            on_trial = state.breaker.state == "half_open" and not state.drained
+            if state.replica.name not in dead and (on_trial or state.usable(state.now_s())):
                 return True
         return False
 
