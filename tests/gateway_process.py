@@ -33,7 +33,7 @@ def free_port() -> int:
         return port
 
 
-def eventually(check: Callable[[], bool], within_s: float = 2.0) -> bool:
+def eventually(check: Callable[[], bool], within_s: float = 10.0) -> bool:
     """Whether the check comes true within so long."""
     deadline = time.monotonic() + within_s
     while not check():
@@ -187,7 +187,7 @@ class Gateway:
         """Every close line so far."""
         return [line for line in self.journal() if "outcome" in line]
 
-    def rows(self, request_ids: Collection[str | None], within_s: float = 1.5) -> list[Document]:
+    def rows(self, request_ids: Collection[str | None], within_s: float = 10.0) -> list[Document]:
         """The close lines of these requests, exactly one each, awaited for so long."""
         found: list[Document] = []
 
@@ -199,7 +199,7 @@ class Gateway:
         assert len(found) == len(request_ids), f"{len(found)} close lines of {len(request_ids)} requests"
         return found
 
-    def close_line(self, request_id: str, within_s: float = 1.5) -> Document:
+    def close_line(self, request_id: str, within_s: float = 10.0) -> Document:
         """The one close line of a request, awaited for so long."""
         return self.rows([request_id], within_s)[0]
 
@@ -209,7 +209,7 @@ class Gateway:
 
     def common_ending(self, model: str = "m", key: str = "key-A") -> None:
         """What holds after every case: gauges at zero, the next plain request is 200, no secret in the log."""
-        assert eventually(self.idle, 2), "something is still in flight or holds a permit"
+        assert eventually(self.idle, 10), "something is still in flight or holds a permit"
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
         connection = http.client.HTTPConnection(*self.address, timeout=10)
         try:
@@ -219,7 +219,7 @@ class Gateway:
             answer.read()
         finally:
             connection.close()
-        assert eventually(self.idle, 2)
+        assert eventually(self.idle, 10)
         log = self.log
         assert not [secret for secret in self.secrets if secret in log]
         assert "Traceback" not in log, log[-3000:]

@@ -58,7 +58,7 @@ def well(sims: list[Sim]) -> Iterator[None]:
 
 def at_rest(*gateways: Gateway) -> None:
     for gateway in gateways:
-        assert eventually(gateway.idle, 5), "something is still in flight or holds a permit"
+        assert eventually(gateway.idle, 20), "something is still in flight or holds a permit"
         assert "Traceback" not in gateway.log, gateway.log[-3000:]
 
 

@@ -84,7 +84,7 @@ def pair(tmp_path: Path, sim: Sim, server: RealRedis) -> Iterator[Callable[..., 
             folder = tmp_path / node
             folder.mkdir()
             started.append(Gateway(folder, settings_for(sim, server, node, workers, **limits), {}, ready=True))
-        assert eventually(lambda: all(g.metric("forebay_nodes") == 2 for g in started), 10)
+        assert eventually(lambda: all(g.metric("forebay_nodes") == 2 for g in started), 20)
         return Pair(sim, server, (started[0], started[1]))
 
     yield start
@@ -174,7 +174,7 @@ def test_the_busy_node_gets_what_the_other_leaves_and_all_of_it_when_that_dies(
 ) -> None:
     both = pair(concurrency=LIMIT)
     with Callers(thread, both, (12, 1)) as callers:
-        assert eventually(lambda: both.portions("concurrency")[0] >= 6, 10), both.portions("concurrency")
+        assert eventually(lambda: both.portions("concurrency")[0] >= 6, 20), both.portions("concurrency")
         os.killpg(both.gateways[1].process.pid, signal.SIGKILL)
         both.gateways[1].process.wait()
         one = both.gateways[0]
@@ -233,10 +233,10 @@ def test_garbage_in_the_store_is_said_and_harms_nobody(pair: Callable[..., Pair]
         client.delete("forebay:shares")
         client.set("forebay:shares", "not a hash")
         with Callers(thread, both, (4, 4)) as callers:
-            assert eventually(lambda: all(g.metric("forebay_store_up") == 0 for g in both.gateways), 5)
+            assert eventually(lambda: all(g.metric("forebay_store_up") == 0 for g in both.gateways), 20)
             time.sleep(1)
             assert json.loads(both.gateways[0].get("/health/live")[1])["store"] == "down: it answers WRONGTYPE"
             client.delete("forebay:shares")
-            assert eventually(lambda: all(g.metric("forebay_store_up") == 1 for g in both.gateways), 5)
+            assert eventually(lambda: all(g.metric("forebay_store_up") == 1 for g in both.gateways), 20)
     assert_only_served_or_limited(callers)
     assert both.most_at_once() <= LIMIT

@@ -36,7 +36,7 @@ def refuses(gateway: Gateway) -> bool:
 
 
 def at_rest(gateway: Gateway) -> None:
-    assert eventually(gateway.idle, 5), "something is still in flight or holds a permit"
+    assert eventually(gateway.idle, 20), "something is still in flight or holds a permit"
     assert "Traceback" not in gateway.log, gateway.log[-3000:]
 
 
@@ -146,7 +146,7 @@ def test_a_killed_worker_takes_only_its_own_streams_along(field: Field) -> None:
 
     def die() -> None:
         # Whose a stream is stands in the journal a moment after it has begun.
-        assert eventually(lambda: len({line["call_id"] for line in gateway.journal()}) >= STREAMS, 5)
+        assert eventually(lambda: len({line["call_id"] for line in gateway.journal()}) >= STREAMS, 20)
         kill(pid)
         # Its places are free at once: others come in who would have had none.
         assert eventually(lambda: gateway.metric("forebay_permits_held", tenant="a") < STREAMS, 5)
@@ -159,7 +159,7 @@ def test_a_killed_worker_takes_only_its_own_streams_along(field: Field) -> None:
     assert harmed == mine, (harmed ^ mine, [end.fault for end in ends if end.fault][:3])
     assert all(map(is_alive, others))
     assert eventually(lambda: pid_of(gateway, "worker 0") != pid, 20)
-    assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 10)
+    assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 20)
     at_rest(gateway)
     assert gateway.metric("forebay_requests_total", outcome="ok") >= counted[0]
     lost = gateway.rows(list(mine), 10)
@@ -236,7 +236,7 @@ def test_counters_never_go_back(field: Field) -> None:
                 assert all(a >= b for a, b in zip(values, last, strict=True)), (values, last)
                 last = values
                 time.sleep(0.1)
-            assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 10)
+            assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 20)
         load.stop()
     at_rest(gateway)
 
@@ -244,12 +244,12 @@ def test_counters_never_go_back(field: Field) -> None:
 def test_a_take_over_of_several_by_several(field: Field) -> None:
     gateway = start(field)
     with field.load(gateway.address, streams=40) as load:
-        assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= 40, 10)
+        assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= 40, 20)
         assert ended(gateway.replaced(), 30) == 0
         time.sleep(0.5)
         load.stop()
     unharmed(load)
-    assert {row["outcome"] for row in gateway.rows(load.asked, 5)} == {"ok"}
+    assert {row["outcome"] for row in gateway.rows(load.asked, 20)} == {"ok"}
     assert eventually(lambda: len(shown(gateway).get("workers") or ()) == 2, 15), "the admin port is not served"
     at_rest(gateway)
     assert ended(gateway.again(), 30) == 3
@@ -258,7 +258,7 @@ def test_a_take_over_of_several_by_several(field: Field) -> None:
     for workers in (1, 2):
         gateway.file.write_text(gateway.file.read_text().replace(f"workers: {3 - workers}", f"workers: {workers}"))
         assert ended(gateway.replaced(), 30) == 0
-        assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 10)
+        assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 20)
     gateway.common_ending("small")
 
 
@@ -297,12 +297,12 @@ def test_a_reload_reaches_all(field: Field) -> None:
         hashes = {worker["policy_hash"] for worker in status["workers"]} | {status["policy_hash"]}
         return len(hashes) == 1 and before not in hashes
 
-    assert eventually(followed, 8)
+    assert eventually(followed, 20)
     # One that is started while the file is faulty has the last good one.
     good = gateway.file.read_text()
     gateway.file.write_text("pools: 5\n")
     kill(pid_of(gateway, "worker 0"))
-    assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 10)
+    assert eventually(lambda: len(shown(gateway).get("workers", ())) == 2, 20)
     assert followed()
     gateway.file.write_text(good)
     gateway.common_ending("small")
