@@ -38,6 +38,9 @@ TIMINGS = {
         ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 3}, Usage(8, 2, 3)),
         ({"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}}, Usage(5, 2, 1)),
         ({}, Usage(0, 0)),
+        ({**USAGE, "completion_tokens": 10**30}, None),
+        ({**USAGE, "prompt_tokens": -1}, None),
+        ({**USAGE, "prompt_tokens_details": {"cached_tokens": 2**64}}, None),
     ],
 )
 def test_usage_of_a_whole_answer(usage: Any, expected: Usage | None) -> None:

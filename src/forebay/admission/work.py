@@ -83,8 +83,8 @@ def blocks_of(prompt: Prompt, model: str) -> tuple[int, ...]:
     """Hash the leading blocks of a prompt, each hash over all before it too.
 
     Equal hashes mean equal beginnings, which an engine may have in its cache. The hash is Python's own, keyed
-    anew in each process, so that nobody can guess one (T48); tools stand before the messages in most
-    templates, so prompts with other tools share nothing.
+    anew at each start, with one key for all workers of a gate, so that nobody can guess one (T48); tools stand
+    before the messages in most templates, so prompts with other tools share nothing.
 
     Returns:
         One number for each whole block of BLOCK_BYTES, at most MAX_BLOCKS of them.

@@ -1,12 +1,28 @@
 """Token counts as engines state them: OpenAI's, Anthropic's, and llama.cpp's timings."""
 
+from typing import Final
+
 from forebay.domain import Usage
 from forebay.wire.said import Timings
 from forebay.wire.shapes import TokenCounts
 
+MOST_TOKENS: Final = 4_294_967_296
+"""No answer has so many; limits, sums and messages between processes would not bear any number."""
+
 
 def usage_of(counts: TokenCounts | None, timings: Timings | None = None) -> Usage | None:
-    """Read the tokens that an answer states, in either form; None when it states none."""
+    """Read the tokens that an answer states, in either form; None when it states none, or what cannot be."""
+    usage = _stated(counts, timings)
+    if usage is None or not (_can_be(usage.prompt_tokens) and _can_be(usage.completion_tokens)):
+        return None
+    return usage if usage.cached_tokens is None or _can_be(usage.cached_tokens) else None
+
+
+def _can_be(tokens: int) -> bool:
+    return 0 <= tokens <= MOST_TOKENS
+
+
+def _stated(counts: TokenCounts | None, timings: Timings | None) -> Usage | None:
     if counts is None:
         if timings is None:
             return None
