@@ -13,10 +13,12 @@ from upstream.engine_side import FakeReply, sending_of
 from forebay.actions import Actions
 from forebay.domain import FailureKind, Replica
 from forebay.errors import Refused
-from forebay.inquest import End, Inquest
+from forebay.inquest import LOST_S, Inquest
 from forebay.policy import Model, Policy
 from forebay.ports import Lease
-from forebay.routing.feature_breaker import HINT_CALLS, MIN_CALLS, MIN_OTHERS
+from forebay.routing.attempts import End
+from forebay.routing.feature_breaker import HALF_WINDOW_S, HINT_CALLS, MIN_CALLS, MIN_OTHERS
+from forebay.routing.poison import TTL_S
 from forebay.traffic import Call, changed
 from forebay.upstream.deadlines import Sending
 from forebay.wire.members import read_members
@@ -218,6 +220,78 @@ def test_a_suspect_whose_client_leaves_lets_the_next_one_go() -> None:
     run(scenario())
 
 
+def test_a_request_that_another_client_gets_answered_is_no_suspect_any_more() -> None:
+    async def scenario() -> None:
+        world = World("a", "b", "c")
+        world.dead.add("a")
+        first = world.call("hello")
+        world.lose(first, "a")
+        await world.settled(first, "a")
+        assert len(world.inquest.entries()) == 1
+        # Its own client has left; the same words come from somebody else, and their answer is short.
+        other = world.call("hello", user="another")
+        lease = await world.goes(other)
+        assert lease is not None and lease.replica.name == "b"
+        short = End(None, False, True, 1, 1)
+        world.inquest.ended(*other, lease, short)
+        lease.report(None, answered=True)
+        assert world.inquest.entries() == []
+        world.dead.add("b")
+        late = world.call("hello", user="a third")
+        world.lose(late, "b")
+        await world.settled(late, "b")
+        assert world.admits(late) == "", "a bystander of two deaths that was answered in between is not guilty"
+
+    run(scenario())
+
+
+def test_an_answer_that_goes_well_after_the_trial_clears_its_request() -> None:
+    async def scenario() -> None:
+        world = World("a", "b")
+        world.dead.add("a")
+        first = world.call("hello")
+        world.lose(first, "a")
+        await world.settled(first, "a")
+        other = world.call("hello", user="another")
+        lease = await world.goes(other, "b")
+        assert lease is not None
+        world.record.output_events = 100
+        world.inquest.tick()
+        assert world.inquest.entries() == [] and len(world.inquest.quarantine) == 1
+        world.answer(other, lease)
+        assert len(world.inquest.quarantine) == 0
+
+    run(scenario())
+
+
+def test_an_innocent_that_leaves_while_it_is_moved_away_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World("a", "b", "c")
+        world.dead.add("a")
+        young, old = world.call(), world.call()
+        world.lose(young, "a")
+        world.lose(old, "a", decoded=50)
+        await world.settled(young, "a")
+        tried = await world.goes(young)
+        assert tried is not None and tried.replica.name == "b"
+
+        async def forever(pool: str, call: Call, excluded: frozenset[str]) -> Lease | None:
+            await asyncio.Event().wait()
+            return None
+
+        # As where the gate is in another process.
+        monkeypatch.setattr(world.bench.retries, "take", forever)
+        before = world.bench.state("b").in_flight
+        moving = asyncio.ensure_future(world.goes(old, "b"))
+        await asyncio.sleep(0)
+        assert world.bench.state("b").in_flight == before + 1
+        moving.cancel()
+        await asyncio.gather(moving, return_exceptions=True)
+        assert world.bench.state("b").in_flight == before
+
+    run(scenario())
+
+
 PICTURE = {"messages": [{"content": [{"type": "image_url"}]}]}
 
 
@@ -252,6 +326,35 @@ def test_a_feature_that_fails_is_sent_elsewhere_then_refused_and_comes_back() ->
         assert dict(world.inquest.cutoffs.readings()) == {("main", "chat", "m", "images"): 1.0}
         kinds = [(line.kind, line.what) for line in world.actions.shown() if line.kind == "feature"]
         assert kinds == [("feature", "back"), ("feature", "cut off"), ("feature", "cut off")]
+
+    run(scenario())
+
+
+def test_a_suspect_whose_feature_is_cut_off_ends_its_trial() -> None:
+    async def scenario() -> None:
+        world = World("a", "b")
+        plain = world.call()
+        world.lose(world.call(**PICTURE), "b", kind=FailureKind.STATUS)
+        for _ in range(MIN_OTHERS):
+            world.answer(plain, world.bench.into("b"))
+        for _ in range(MIN_CALLS):
+            world.lose(world.call(**PICTURE), "b", kind=FailureKind.STATUS)
+        world.dead.add("a")
+        suspect = world.call(**PICTURE)
+        world.lose(suspect, "a")
+        await world.settled(suspect, "a")
+        partners: Any = (world.reply, world.record)
+        lease = world.bench.into("b")
+        assert await world.inquest.placed(*suspect, lease, frozenset("a"), partners) is None
+        assert world.bench.state("b").in_flight == 0
+        world.bench.clock.advance(LOST_S + TTL_S)
+        world.inquest.tick()
+        probe = await world.goes(probing := world.call(**PICTURE), "b")
+        assert probe is not None
+        world.answer(probing, probe)
+        world.bench.clock.advance(2 * HALF_WINDOW_S)
+        world.inquest.tick()
+        assert not world.inquest.alert, "nothing is left of it that calls would have to be looked at for"
 
     run(scenario())
 

@@ -55,6 +55,7 @@ def module_joined(module_engine: Any, module_gateway: Any) -> Pair:
             {"name": "b", "keys": ["key-B"]},
         ],
         timeouts={"connect_s": 1, "first_byte_s": 40, "stall_s": 40, "total_s": 60},
+        rules=[{"name": "short", "when": {"template": "short"}, "then": {"cap_tokens": 5}}],
     )
     return Pair(engine, module_gateway(settings))
 
@@ -147,11 +148,12 @@ def test_whole_answers_are_shared_too(joined: Pair) -> None:
         [{"headers": ("X-User-Id: ann",)}, {"headers": ("X-User-Id: bob",)}],
         [{}, {"payload": chat(temperature=0.5)}],
         [{"headers": ("X-Deadline-Ms: 9000",)}, {}],
+        [{"headers": ("X-Prompt-Template-Id: short",)}, {}],
         [{"headers": ("Idempotency-Key: one",)}, {"headers": ("Idempotency-Key: two",)}],
         [{"payload": chat("plain")}, {"payload": chat("plain")}],
         [{"payload": chat("watched")}, {"payload": chat("watched")}],
     ],
-    ids=["tenants", "users", "bodies", "deadlines", "keys", "off", "warn"],
+    ids=["tenants", "users", "bodies", "deadlines", "rules", "keys", "off", "warn"],
 )
 def test_what_is_not_the_same_is_run_twice(joined: Pair, requests: list[dict[str, Any]]) -> None:
     held = Held()

@@ -9,13 +9,13 @@ from forebay.continuing import Continuer
 from forebay.domain import FailureKind, Outcome
 from forebay.edge.body import Asked
 from forebay.errors import Refused
-from forebay.inquest import End, Inquest
+from forebay.inquest import Inquest
 from forebay.lessons import Lessons
 from forebay.policy import Model, Policy
 from forebay.ports import Lease, Permit, Record, Reply, Retries
 from forebay.preparing import prepare
 from forebay.routing import attempts
-from forebay.routing.attempts import Step, Tried
+from forebay.routing.attempts import End, Step, Tried
 from forebay.routing.pool import Fleet
 from forebay.traffic import Call, Verdict
 from forebay.upstream.deadlines import Sending

@@ -8,7 +8,7 @@ other on one replica, and a request that was there twice is quarantined. Feature
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
@@ -21,6 +21,7 @@ from forebay.engines.registry import ENGINES
 from forebay.errors import Refused
 from forebay.policy import Policy
 from forebay.ports import Lease, Record, Reply, Retries
+from forebay.routing.attempts import End
 from forebay.routing.docket import Docket
 from forebay.routing.feature_breaker import Key, Suspected
 from forebay.routing.features import mask_of
@@ -55,24 +56,6 @@ _LOSSES: Final = frozenset(
     )
 )
 _UNDO: Final = "ends by itself; an override `pardon` with this target ends it now"
-
-
-class End(NamedTuple):
-    """How a try ended.
-
-    Attributes:
-        failure: the engine's; None without one.
-        counted: the failure is to be held against the engine.
-        well: it was answered as it should be.
-        decoded_tokens: that came of it.
-        place_tokens: where the answer was then, over all tries.
-    """
-
-    failure: FailureKind | None
-    counted: bool
-    well: bool
-    decoded_tokens: int
-    place_tokens: int
 
 
 class _Lost(Struct, frozen=True):
@@ -110,6 +93,8 @@ class Inquest:
         self._clock = clock
         self._trials = Trials()
         self._running: dict[str, _Trial] = {}
+        # Who has come through his trial and is still being answered, with the request's fingerprint.
+        self._through: dict[str, int] = {}
         self._lost: dict[str, _Lost] = {}
         self._fresh: dict[str, list[_Lost]] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -140,12 +125,14 @@ class Inquest:
         for call_id, trial in list(self._running.items()):
             if self.quarantine.survived(trial.fingerprint, trial.record.output_events):
                 del self._running[call_id]
+                self._through[call_id] = trial.fingerprint
                 self._trials.leave(trial.pool, call_id)
         while self._lost and now_s - next(iter(self._lost.values())).at_s > LOST_S:
             del self._lost[next(iter(self._lost))]
-        self._docket.tick()
+        self._docket.tick(now_s)
         self.cutoffs.tick()
-        self.alert = self._docket.accuses or self.cutoffs.watches or bool(self._lost or self._running)
+        underway = bool(self._lost or self._running or self._through)
+        self.alert = self._docket.accuses or self.cutoffs.watches or underway
 
     def admit(self, call: Call, members: Members, policy: Policy) -> None:
         """Turn away what is quarantined, or asks for what no replica gives, before it waits for a place.
@@ -188,10 +175,15 @@ class Inquest:
                     held = await self._apart(call, sending, lease, used)
             if held is None or not self.cutoffs.watches:
                 return held
-            return await self.cutoffs.served(call, sending, held, used)
-        except Refused:
+            held = await self.cutoffs.served(call, sending, held, used)
+        except (Refused, asyncio.CancelledError):
+            held = None
             lease.report(None, answered=False)
             raise
+        finally:
+            if held is None:
+                self._end_trial(call, sending.pool)
+        return held
 
     async def trial(self, call: Call, sending: Sending, partners: tuple[Reply, Record]) -> Lease | None:
         """Let a suspect wait for its turn; return its lease on the replica where suspects go, None when it is free.
@@ -230,14 +222,16 @@ class Inquest:
 
         Called before the lease is given back, for every failure, and for every try while `alert`.
         """
-        if self._running.pop(call.call_id, None) is not None:
-            self._trials.leave(sending.pool, call.call_id)
+        tried = self._end_trial(call, sending.pool)
         key = (sending.pool, call.endpoint.name, sending.rewriter.model)
         name, now_s = lease.replica.name, self._clock.now_s()
         if end.failure is None or not end.counted or end.failure is FailureKind.CONNECT:
-            lost = self._lost.pop(call.call_id, None) if end.well else None
-            if lost is not None:
-                self.quarantine.answered(lost.flight.fingerprint)
+            if end.well:
+                lost = self._lost.pop(call.call_id, None)
+                # It speaks for its request also where another client's call was lost with that.
+                seen = tried if lost is None else lost.flight.fingerprint
+                if seen is not None:
+                    self.quarantine.answered(seen)
             if self.cutoffs.watches:
                 self.cutoffs.tell(key, name, mask_of(sending.members, call.prompt_tokens), end.well)
             return end.counted
@@ -365,6 +359,14 @@ class Inquest:
                 reply.write(PING)
         message = "an engine died while it worked on this call, and none could be found to try it again by itself"
         raise Refused("no_engine", message, retry_after_s=5)
+
+    def _end_trial(self, call: Call, pool: str) -> int | None:
+        """Let the next suspect go; return the fingerprint of a call that was tried."""
+        trial = self._running.pop(call.call_id, None)
+        if trial is None:
+            return self._through.pop(call.call_id, None)
+        self._trials.leave(pool, call.call_id)
+        return trial.fingerprint
 
     def _is_free(self, sending: Sending) -> bool:
         seen = self._docket.print_of(sending.members)

@@ -170,6 +170,8 @@ class Joining:
         place = await self._digest(
             request.body,
             *(b"request", call.tenant.name.encode(), call.endpoint.name.encode(), call.model.encode()),
+            # Rules may see more of a request than what is compared here.
+            *(call.rule.encode(), b"%d" % (call.max_tokens or 0)),
             *[headers.get(name, b"") for name in _TELLING],
         )
         led = self._running.get(place)

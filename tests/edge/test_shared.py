@@ -251,3 +251,11 @@ def test_an_answer_that_cannot_be_finished_is_cut_for_all() -> None:
     answer.write(b"x")
     answer.close()
     assert all(client.transport.aborted for client in clients)
+
+
+def test_nobody_joins_an_answer_that_was_cut() -> None:
+    answer = make(Client())
+    answer.head(200, STREAM, None)
+    answer.write(b"half of it")
+    answer.abort()
+    assert not answer.open, "who came now would take half of it for all"

@@ -154,6 +154,16 @@ def test_an_answer_clears_and_survival_ends_the_waiting_only() -> None:
     assert quarantine.standing(1, 21.0) == "quarantined"
 
 
+def test_who_is_never_seen_again_is_accused_for_his_time_only() -> None:
+    quarantine = Quarantine()
+    quarantine.died("a", [flight(1), flight(2)], 0.0)
+    quarantine.died("b", [flight(1)], 10.0)
+    assert quarantine.accuses(TTL_S - 1.0)
+    # A quarantine that has run out leaves a suspect, for as long again.
+    assert quarantine.accuses(TTL_S + 10.0) and quarantine.counts() == (0, 1)
+    assert not quarantine.accuses(2 * TTL_S + 10.0) and len(quarantine) == 0
+
+
 def test_an_operator_removes_one() -> None:
     quarantine = Quarantine()
     for replica in "ab":

@@ -253,7 +253,8 @@ class Shared:
         """Cut the connections of all: the answer can no longer be finished honestly."""
         if self.ended:
             return
-        self.ended = True
+        # Who came now would take what there is for the whole.
+        self.gone = self.ended = True
         for seat in list(self._seats):
             seat.reply.abort()
 

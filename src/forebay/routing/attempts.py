@@ -27,6 +27,24 @@ _CONTEXT_WORDS = (
 _TOO_LARGE = b"too large to process"
 
 
+class End(Struct, frozen=True):
+    """How a try ended.
+
+    Attributes:
+        failure: the engine's; None without one.
+        counted: the failure is to be held against the engine.
+        well: it was answered as it should be.
+        decoded_tokens: that came of it.
+        place_tokens: where the answer was then, over all tries.
+    """
+
+    failure: FailureKind | None
+    counted: bool
+    well: bool
+    decoded_tokens: int
+    place_tokens: int
+
+
 class Tried(Struct, frozen=True):
     """One try of the past."""
 

@@ -36,9 +36,9 @@ class Docket:
         self._pardoned = named
         return [f"{seen:016x}" for seen in known]
 
-    def tick(self) -> None:
+    def tick(self, now_s: float) -> None:
         """See whether anybody is accused."""
-        self.accuses = self.quarantine.accuses()
+        self.accuses = self.quarantine.accuses(now_s)
 
     def print_of(self, members: Members) -> int:
         """Return the fingerprint of a request."""

@@ -290,8 +290,14 @@ class Quarantine:
         known = self._quarantined.pop(seen, None) or self._records.pop(seen, None)
         return known is not None
 
-    def accuses(self) -> bool:
-        """Say whether anybody is suspected or quarantined; if not, no call needs to be looked at."""
+    def accuses(self, now_s: float) -> bool:
+        """Say whether anybody is suspected or quarantined; if not, no call needs to be looked at.
+
+        Args:
+            now_s: monotonic seconds; what is over by then is forgotten, also if nobody sends it again.
+        """
+        for seen in (*self._records, *self._quarantined):
+            self.standing(seen, now_s)
         return bool(self._quarantined) or any(r.standing == "suspect" for r in self._records.values())
 
     def counts(self) -> tuple[int, int]:
