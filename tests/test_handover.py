@@ -58,6 +58,7 @@ def test_the_sockets_are_the_same_and_the_word_is_kept(tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()
         taken = await old.asked()
         assert taken is not None and not old.offer.taken
+        assert not any(received.get_inheritable() for received in taken.sockets), "children would hold the address"
         assert taken.hello == old.hello
         (listener,) = taken.listening_on(ADDRESS)
         assert listener.getsockname() == old.listener.getsockname()

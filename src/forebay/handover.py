@@ -274,6 +274,9 @@ def take_over(data_dir: Path) -> Taken | None:
     try:
         line, descriptors, _, _ = socket.recv_fds(link, 65_536, _MAX_SOCKETS)
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        for received in sockets:
+            # Else our children have them too, and hold the address when we are killed.
+            received.set_inheritable(False)
         hello = msgspec.json.decode(line, type=Hello)
     except (OSError, msgspec.DecodeError) as error:
         link.close()
