@@ -184,8 +184,8 @@ class Dispatcher:
                 events = record.output_events
                 end = End(failure, counted, verdict.outcome is Outcome.OK, events - before, events)
                 counted = self._inquest.ended(call, sending, lease, end)
-            cached_tokens = None if record.usage is None else record.usage.cached_tokens
-            lease.report(failure if counted else None, answered=answered, cached_tokens=cached_tokens)
+            hits = None if record.usage is None else record.usage.cached_tokens
+            lease.report(failure if counted else None, answered=answered, cached_tokens=hits, again=failure is not None)
             self._lessons.ended(Trial(call, sending, lease, verdict, failure))
         if failure is not None:
             record.attempt_failed(failure, verdict.status)

@@ -87,13 +87,17 @@ class Lease(Protocol):
     def first_token(self) -> None:
         """Tell that a stream's first token came: the prompt is computed, which makes room for the next."""
 
-    def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
+    def report(
+        self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None, again: bool = False
+    ) -> None:
         """Tell how the try ended; a second time changes nothing.
 
         Args:
             failure: the engine's fault, or None.
             answered: the engine answered as it should; False with no failure means that nobody waited any more.
             cached_tokens: of the prompt, as the engine counted them.
+            again: the call may be tried once more, and takes its place before those that wait: they are let in when
+                the next place is free, or with the next tick.
         """
 
 

@@ -221,7 +221,12 @@ class Guest:
             case Report() as report:
                 lease = self._leases.pop(report.lease, None)
                 if lease is not None:
-                    lease.report(report.failure, answered=report.answered, cached_tokens=report.cached_tokens)
+                    lease.report(
+                        report.failure,
+                        answered=report.answered,
+                        cached_tokens=report.cached_tokens,
+                        again=report.again,
+                    )
             case Release() as release:
                 self._release(release)
             case Gone(id=number):

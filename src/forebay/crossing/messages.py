@@ -166,6 +166,7 @@ class Report(Struct, frozen=True, array_like=True, tag=8):
     failure: FailureKind | None
     answered: bool
     cached_tokens: int | None
+    again: bool = False
 
 
 class Release(Struct, frozen=True, array_like=True, tag=9):

@@ -104,11 +104,13 @@ class RemoteLease:
             self.first_token_s = gate.now_s()
             gate.tell(FirstToken(self.id))
 
-    def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
+    def report(
+        self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None, again: bool = False
+    ) -> None:
         """Tell how the try ended; a second time changes nothing."""
         gate, self._gate = self._gate, None
         if gate is not None:
-            gate.ended(self, Report(self.id, failure, answered, cached_tokens))
+            gate.ended(self, Report(self.id, failure, answered, cached_tokens, again))
 
     def held(self) -> HeldLease:
         """Describe it to a new gate."""

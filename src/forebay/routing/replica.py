@@ -250,13 +250,17 @@ class Lease:
         foreseen_s = speed.predict_s(self._ahead_tokens + self.uncached_tokens) if speed.known else _UNSEEN_PREFILL_S
         return now_s - self.started_s > foreseen_s
 
-    def report(self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None) -> None:
+    def report(
+        self, failure: FailureKind | None, *, answered: bool, cached_tokens: int | None = None, again: bool = False
+    ) -> None:
         """Tell how the try ended: its load is taken off, and the breaker learns; a second time changes nothing.
 
         Args:
             failure: the engine's fault, or None.
             answered: the engine answered as it should; False with no failure means that nobody waited any more.
             cached_tokens: of the prompt, as the engine counted them.
+            again: the call may be tried once more, and takes its place before those that wait: they are let in when
+                the next place is free, or with the next tick.
         """
         if not self._held:
             return
@@ -278,7 +282,8 @@ class Lease:
             if breaker.state == "closed":
                 state.back_s = now_s
             state.on_turn(state)
-        state.on_room(state)
+        if not again:
+            state.on_room(state)
 
     def _leave(self, now_s: float) -> None:
         self._held = False
