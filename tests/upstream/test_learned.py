@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.upstream.learned import (
@@ -285,6 +285,7 @@ def test_whatever_happens_it_stays_between_floor_and_ceiling(
 
 
 @given(st.lists(st.floats(0.3, 1500.0), min_size=1, max_size=200), st.floats(0.05, 0.999))
+@example([1.0, 1.0, 1.0, 2.0, 3.0], 0.8)
 def test_without_censoring_it_is_the_plain_percentile(takes: list[float], ratio: float) -> None:
     durations = Durations()
     for taken_s in takes:

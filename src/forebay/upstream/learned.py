@@ -124,7 +124,8 @@ class Durations:
         at_risk, left = self.calls, 1.0
         place = 0
         for ratio in ratios:
-            while left > 1.0 - ratio and place < _BUCKETS:
+            # Products of fractions end a rounding error beside the part that they stand for.
+            while left > 1.0 - ratio + 1e-9 and place < _BUCKETS:
                 if at_risk > 1e-9:
                     left *= max(0.0, 1.0 - self._ended[place] / at_risk)
                 at_risk -= self._ended[place] + self._censored[place]
