@@ -152,3 +152,18 @@ def test_a_word_that_is_none_counts_as_let_go(tmp_path: Path) -> None:
 
         asyncio.run(new())
         thread.join(5)
+
+
+def test_one_that_hangs_does_not_keep_others_from_taking_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "READY_S", 0.05)
+
+    async def check(old: Old) -> None:
+        hanging, next_one = await old.asked(), await old.asked()
+        assert hanging is not None and next_one is not None
+        await next_one.ready(asyncio.get_running_loop())
+        assert old.offer.taken and old.released == 1
+        old.offer.tell(None)
+        hanging.close()
+        next_one.close()
+
+    run(tmp_path, check)

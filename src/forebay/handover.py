@@ -26,6 +26,8 @@ FORMAT: Final = 1
 """Of the messages; a process that speaks another one is not taken over."""
 ANSWER_S: Final = 5.0
 """How long the running process may take to answer; it must be told from one that hangs."""
+READY_S: Final = 180.0
+"""How long a new process may take until it serves; then another one may take over."""
 RELEASE_S: Final = 15.0
 """How long it may take to let go, which includes stopping its control plane."""
 MAX_LINE_BYTES: Final = 33_554_432
@@ -173,7 +175,12 @@ class Offer:
         """Serve one who asks; it has taken over as soon as it is ready."""
         hello = self._hello()
         socket.send_fds(taker, [msgspec.json.encode(hello) + b"\n"], self._sockets()[:_MAX_SOCKETS])
-        if await self._loop.sock_recv(taker, len(_READY)) != _READY:
+        try:
+            async with asyncio.timeout(READY_S):
+                answer = await self._loop.sock_recv(taker, len(_READY))
+        except TimeoutError:
+            answer = b""  # it hangs, and would keep others from taking over
+        if answer != _READY:
             log.warning("the process that asked for the listening sockets ended before it was ready; this one goes on")
             return
         self._taker, self.taken = taker, True
