@@ -1,12 +1,13 @@
 """The client of docs/resume.md, and clients that leave after so many events and come back."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 from faults.mortals import PATHS, PROMPTS, TOKENS
-from gateway_process import Document
+from gateway_process import Document, eventually
 
 from forebay.engines.sim.spec import VocabularyName
 from forebay.engines.sim.tokens import VOCABULARIES
@@ -46,9 +47,40 @@ class Story(NamedTuple):
     def text(self) -> str:
         return VOCABULARIES[self.vocabulary].texts(0, self.tokens)
 
-    def told(self, http: httpx.Client, bases: Sequence[str], key: str = "key-A", **how: Any) -> "Told":
+    def told(self, http: httpx.Client, bases: Sequence[str], begun: "Begun | None" = None) -> "Told":
         """Ask with the documented client, and read all of it."""
-        return read(CHUNKS(http, bases, key, self.body, PATHS[self.shape], **how))
+        return read(watched(CHUNKS(http, bases, "key-A", self.body, PATHS[self.shape]), begun or Begun()))
+
+
+class Begun:
+    """How many clients have text, and with it what they need to come back.
+
+    Attributes:
+        count: of them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def one_more(self) -> None:
+        """Count a client."""
+        with self._lock:
+            self.count += 1
+
+    def reached(self, count: int) -> bool:
+        """Wait for so many."""
+        return eventually(lambda: self.count >= count, 60)
+
+
+def watched(chunks: Iterator[Document], begun: Begun) -> Iterator[Document]:
+    """Pass chunks on, and count their client when it has text."""
+    fresh = True
+    for chunk in chunks:
+        if fresh and read(iter([chunk])).text:
+            fresh = False
+            begun.one_more()
+        yield chunk
 
 
 class Told(NamedTuple):
@@ -108,8 +140,15 @@ def part(
     return send(http, base + PATHS[story.shape], body, sent, events)
 
 
-def send(http: httpx.Client, url: str, body: Document, headers: dict[str, str], events: int = 1_000_000) -> Part:
-    """Send a request, and leave after so many events with an id."""
+def send(
+    http: httpx.Client,
+    url: str,
+    body: Document,
+    headers: dict[str, str],
+    events: int = 1_000_000,
+    begun: Begun | None = None,
+) -> Part:
+    """Send a request, and leave after so many events with an id; count its client when it has a chunk."""
     token, chunks, error, done = "", [], "", False
     with http.stream("POST", url, json=body, headers=headers) as answer:
         if answer.status_code != 200:
@@ -123,6 +162,8 @@ def send(http: httpx.Client, url: str, body: Document, headers: dict[str, str], 
             if "error" in chunk:
                 error = chunk["error"]["code"]
                 break
+            if begun and not chunks:
+                begun.one_more()
             chunks.append(chunk)
             token = token if id_ is None else id_
             events -= bool(id_)
@@ -139,7 +180,7 @@ def joined(*parts: Part) -> Told:
 def http_client(connections: int) -> httpx.Client:
     """A client for so many answers at once; it makes none wait for another."""
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    return httpx.Client(timeout=httpx.Timeout(10, connect=2), limits=limits, trust_env=False)
+    return httpx.Client(timeout=httpx.Timeout(30, connect=10), limits=limits, trust_env=False)
 
 
 def whole(story: Story, told: Told) -> None:

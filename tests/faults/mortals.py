@@ -40,11 +40,20 @@ NUMBERS = itertools.count()
 BY_TEXT: Document = {"stop": ["nobody says this"]}
 
 
-class Sim:
-    """A `forebay sim` in a process of its own."""
+# What `forebay sim --port 0 --model m` does, at a pace of one's own.
+PROGRAM = """
+import sys
+from forebay.cli.sim import run_sim
+from forebay.engines.sim import SimSpec
+run_sim("127.0.0.1", 0, SimSpec(models=("m",), iteration_base_ms=float(sys.argv[1])), None)
+"""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "forebay.cli.main", "sim", "--port", "0", "--model", "m"]
+
+class Sim:
+    """A `forebay sim` in a process of its own, where each token takes so long, and a little more."""
+
+    def __init__(self, token_ms: float = 10.0) -> None:
+        command = [sys.executable, "-c", PROGRAM, str(token_ms)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = ""
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults.comeback import KEY, Story, http_client, whole
+from faults.comeback import KEY, Begun, Story, http_client, whole
 from faults.crew import kill, pid_of, shown
 from faults.mortals import Sim, settings_for
 from gateway_process import Document, Gateway, eventually
@@ -14,12 +14,14 @@ from gateway_process import Document, Gateway, eventually
 pytestmark = pytest.mark.integration
 
 STREAMS = 40
-LONG_TOKENS = 400
+# 200 tokens of 60 ms are 12 s at least: all clients have text long before any has all of it.
+TOKEN_MS = 60.0
+LONG_TOKENS = 200
 
 
 @pytest.fixture(scope="module")
 def sims() -> Iterator[list[Sim]]:
-    started = [Sim(), Sim()]
+    started = [Sim(TOKEN_MS), Sim(TOKEN_MS)]
     try:
         for sim in started:
             sim.wait()
@@ -30,7 +32,9 @@ def sims() -> Iterator[list[Sim]]:
 
 
 def settings(sims: list[Sim], **sections: Any) -> Document:
-    return settings_for(sims) | {"resume": {"keys": [KEY]}} | sections
+    """No answer goes on elsewhere but for a death: a busy machine is silent for longer than the other tests allow."""
+    timeouts = {"connect_s": 10, "first_byte_s": 30, "stall_s": 30, "total_s": 120}
+    return settings_for(sims) | {"resume": {"keys": [KEY]}, "timeouts": timeouts} | sections
 
 
 def stories(count: int, tokens: int = LONG_TOKENS) -> list[Story]:
@@ -58,12 +62,8 @@ def resumed_rows(gateway: Gateway, count: int) -> list[Document]:
         found[:] = [row for row in gateway.closes() if row["resumed_from"]]
         return len(found) >= count
 
-    assert eventually(there, 5) and len(found) == count, f"{len(found)} rows of {count}"
+    assert eventually(there, 30) and len(found) == count, f"{len(found)} rows of {count}"
     return found
-
-
-def under_way(sims: list[Sim], count: int) -> bool:
-    return eventually(lambda: sum(sim.running() for sim in sims) >= count, 20)
 
 
 def test_a_node_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> None:
@@ -71,14 +71,15 @@ def test_a_node_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> 
     asked = stories(STREAMS)
     bases = [first.base_url, second.base_url]
     with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:
-        running = [pool.submit(story.told, http, bases) for story in asked]
-        assert under_way(sims, STREAMS)
+        begun = Begun()
+        running = [pool.submit(story.told, http, bases, begun) for story in asked]
+        assert begun.reached(STREAMS), f"{begun.count} clients have text"
         first.process.send_signal(signal.SIGKILL)
-        answers = [future.result(60) for future in running]
+        answers = [future.result(120) for future in running]
     for story, told in zip(asked, answers, strict=True):
         whole(story, told)
-    assert resumed(second) >= STREAMS // 2
-    for row in resumed_rows(second, int(resumed(second))):
+    assert resumed(second) == STREAMS
+    for row in resumed_rows(second, STREAMS):
         assert (row["outcome"], row["input_length"]) == ("ok", 0)
         assert row["output_length"] + row["resumed_tokens"] > LONG_TOKENS
     second.common_ending()
@@ -92,11 +93,12 @@ def test_a_worker_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -
     pid = pid_of(node, "worker 1")
     asked = stories(STREAMS)
     with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:
-        running = [pool.submit(story.told, http, [node.base_url]) for story in asked]
-        assert under_way(sims, STREAMS)
+        begun = Begun()
+        running = [pool.submit(story.told, http, [node.base_url], begun) for story in asked]
+        assert begun.reached(STREAMS), f"{begun.count} clients have text"
         kill(pid)
-        answers = [future.result(60) for future in running]
+        answers = [future.result(120) for future in running]
     for story, told in zip(asked, answers, strict=True):
         whole(story, told)
     assert any(row["resumed_from"] for row in node.closes())
-    assert eventually(node.idle, 5)
+    assert eventually(node.idle, 30)
