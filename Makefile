@@ -7,7 +7,7 @@
 #   make bench    measure the data plane against nginx (docs/benchmarks.md), under 6 minutes
 #   make bench-collapse   short against long prompts on real llama.cpp, direct against through, about 35 minutes
 #   make bench-fairness   limits, and one tenant that floods, about 25 minutes
-#   make bench-nodes      limits over two nodes with a shared store, about 8 minutes
+#   make bench-nodes      limits and a flood over two nodes with a shared store, about 55 minutes
 #   make bench-classes    how often `high` meets its target at full load, about 15 minutes
 #   make bench-deaths     engines that die in the middle of answers
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute

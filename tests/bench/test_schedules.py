@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench import classes, collapse, engines, fairness
+from bench import classes, collapse, engines, fairness, stand
 from bench.client import Answer, Call, chat_body, request_bytes
 from bench.mix import Lengths, Mix, even, longs_first, prompt, schedule, text_of_bytes
 from bench.peers import CannotRun
@@ -146,33 +146,33 @@ def test_calls_at_the_engine_are_counted_while_they_run() -> None:
     def entry(arrived_s: float, ended_s: float | None, left_s: float | None = None) -> dict[str, object]:
         return {"arrived_s": arrived_s, "ended_s": ended_s, "disconnected_s": left_s}
 
-    assert fairness.most_at_once([entry(0, 1), entry(1, 2), entry(1.5, 3)]) == 2
-    assert fairness.most_at_once([entry(0, None), entry(9, 10)]) == 2
+    assert stand.most_at_once([entry(0, 1), entry(1, 2), entry(1.5, 3)]) == 2
+    assert stand.most_at_once([entry(0, None), entry(9, 10)]) == 2
     # The next call comes in the moment in which the engine has not yet seen that the caller before it has left.
-    assert fairness.most_at_once([entry(0, None, 1.0), entry(0.995, 2)]) == 1
+    assert stand.most_at_once([entry(0, None, 1.0), entry(0.995, 2)]) == 1
 
 
 def test_the_fullest_window_is_half_open() -> None:
     events = [(0.0, 5), (30.0, 1), (60.0, 4), (89.0, 2)]
-    assert fairness.largest_window(events, 60.0) == 7
-    assert fairness.largest_window([], 60.0) == 0
+    assert stand.largest_window(events, 60.0) == 7
+    assert stand.largest_window([], 60.0) == 0
 
 
 def test_jain_is_one_for_equal_shares_and_falls_to_one_over_n() -> None:
-    assert fairness.jain([3.0] * 10) == pytest.approx(1)
-    assert fairness.jain([1.0, *[0.0] * 9]) == pytest.approx(0.1)
+    assert stand.jain([3.0] * 10) == pytest.approx(1)
+    assert stand.jain([1.0, *[0.0] * 9]) == pytest.approx(0.1)
 
 
 def test_findings_judge_the_median_or_the_extreme() -> None:
-    assert fairness.finding("p", "l", [8, 8, 9], "<=", 8).passed
-    assert not fairness.finding("p", "l", [8, 8, 9], "never above", 8).passed
-    assert not fairness.finding("p", "l", [0.9, 0.9, 1.0], ">=", 0.95).passed
+    assert stand.finding("p", "l", [8, 8, 9], "<=", 8).passed
+    assert not stand.finding("p", "l", [8, 8, 9], "never above", 8).passed
+    assert not stand.finding("p", "l", [0.9, 0.9, 1.0], ">=", 0.95).passed
 
 
 def test_only_expected_refusals_are_let_pass() -> None:
-    fairness.expect([answer("a", 0, 1), answer("a", 0, math.nan, fault="requests_limit")], {"requests_limit"})
+    stand.expect([answer("a", 0, 1), answer("a", 0, math.nan, fault="requests_limit")], {"requests_limit"})
     with pytest.raises(CannotRun, match="engine_error"):
-        fairness.expect([answer("a", 0, math.nan, fault="engine_error")], {"requests_limit"})
+        stand.expect([answer("a", 0, math.nan, fault="engine_error")], {"requests_limit"})
 
 
 def test_prometheus_samples_are_read_with_their_labels() -> None:

@@ -49,18 +49,18 @@ def settings(engines: Engines) -> Document:
 
 
 class Storm:
-    """Makes such calls on a gateway; the same seed makes the same mixture.
+    """Makes such calls on a gateway, or on any of several; the same seed makes the same mixture.
 
     Attributes:
         seen: how many calls had which end.
         faults: one line for each end that was not what it had to be.
     """
 
-    def __init__(self, thread: LoopThread, address: Address, seed: int = 1) -> None:
+    def __init__(self, thread: LoopThread, *addresses: Address, seed: int = 1) -> None:
         self.seen: Counter[str] = Counter()
         self.faults: list[str] = []
         self._thread = thread
-        self._address = address
+        self._addresses = addresses
         self._random = random.Random(seed)
         self._kinds: tuple[Callable[[], Awaitable[str]], ...] = (
             self._leave_before_the_body_is_complete,
@@ -78,7 +78,7 @@ class Storm:
         kinds = [kind for kind, _ in zip(itertools.cycle(self._kinds), range(count), strict=False)]
         self._random.shuffle(kinds)
         began_s = time.monotonic()
-        self._thread.run(self._work_off(iter(kinds)), within_s=600)
+        self._thread.run(self._work_off(iter(kinds)), within_s=max(600, count / 20))
         return time.monotonic() - began_s
 
     async def _work_off(self, kinds: Iterator[Callable[[], Awaitable[str]]]) -> None:
@@ -101,6 +101,9 @@ class Storm:
     def _request(self, model: str, key: str = "key-A", *, stream: bool = True, tokens: int = 30) -> bytes:
         return request_bytes("POST", CHAT, chat(model, stream=stream, max_tokens=tokens), key=key)
 
+    async def _link(self) -> Link:
+        return await Link.open(self._random.choice(self._addresses))
+
     def _leave(self, link: Link) -> str:
         if self._random.random() < 0.5:
             link.close()
@@ -110,26 +113,26 @@ class Storm:
 
     async def _leave_before_the_body_is_complete(self) -> str:
         request = self._request("paced")
-        link = await Link.open(self._address)
+        link = await self._link()
         link.writer.write(request[: self._random.randrange(1, len(request))])
         await asyncio.sleep(self._random.choice((0, 0.005)))
         return self._leave(link)
 
     async def _leave_right_after_the_request(self) -> str:
-        link = await Link.open(self._address)
+        link = await self._link()
         link.writer.write(self._request("paced"))
         # With a pause of nothing the end arrives in the same turn of the gateway's loop, or in the next.
         await asyncio.sleep(self._random.choice((0, 0, 0.001, 0.003)))
         return self._leave(link)
 
     async def _leave_before_the_first_token(self) -> str:
-        link = await Link.open(self._address)
+        link = await self._link()
         link.writer.write(self._request("slow"))
         await asyncio.sleep(self._random.uniform(0.005, 0.06))
         return self._leave(link)
 
     async def _leave_in_the_middle(self) -> str:
-        link = await Link.open(self._address)
+        link = await self._link()
         link.writer.write(self._request("paced"))
         for _ in range(self._random.randrange(1, 12)):
             await link.reader.readuntil(b"\n\n")
@@ -166,7 +169,7 @@ class Storm:
         return f"status 429 {expected}"
 
     async def _ask(self, request: bytes) -> Response:
-        link = await Link.open(self._address)
+        link = await self._link()
         try:
             return (await link.ask(request)).response
         finally:
