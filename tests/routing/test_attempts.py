@@ -204,9 +204,10 @@ def test_overload_is_not_held_against_a_replica(status: int, retry_after_s: floa
     assert not counts_against_replica(K.STATUS, verdict)
 
 
-def test_overload_inside_a_stream_is_not_held_against_a_replica_either() -> None:
-    verdict = Verdict(False, Outcome.ENGINE_ERROR, K.IN_BAND, 200, Answer(429, (), b""))
-    assert not counts_against_replica(K.IN_BAND, verdict)
+@pytest.mark.parametrize(("status", "counts"), [(429, False), (503, False), (500, True)])
+def test_overload_inside_a_stream_is_not_held_against_a_replica_either(status: int, counts: bool) -> None:
+    verdict = Verdict(False, Outcome.ENGINE_ERROR, K.IN_BAND, 200, Answer(status, (), b""))
+    assert counts_against_replica(K.IN_BAND, verdict) is counts
 
 
 WORDS = (

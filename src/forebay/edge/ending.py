@@ -83,7 +83,9 @@ def end_with_answer(reply: Reply, verdict: Verdict, answer: Answer, endpoint: En
     body = complete(answer.body) or error.text()
     headers: list[Header] = [h for h in answer.headers if h[0] not in _REPLACED]
     headers.append(JSON)
-    if verdict.retry_after_s is not None or answer.status == 503:
+    # A refusal inside a stream has no header that could say when.
+    unsaid = answer.status == 503 or (answer.status == 429 and verdict.failure is FailureKind.IN_BAND)
+    if verdict.retry_after_s is not None or unsaid:
         headers.append((b"retry-after", b"%d" % (verdict.retry_after_s or RETRY_AFTER_S)))
     reply.whole(answer.status, tuple(headers), body)
     return answer.status, "engine_failed"

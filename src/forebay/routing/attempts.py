@@ -141,11 +141,14 @@ def is_roomier(tokens: int | None, other_tokens: int | None) -> bool:
 def counts_against_replica(failure: FailureKind, verdict: Verdict) -> bool:
     """Say whether a failure is held against the replica.
 
-    Not overload: an engine that answers 429, or names the time of its return, is alive. Not the call's own
-    total deadline.
+    Not overload: an engine that answers 429, names the time of its return, or refuses inside a stream with 503, as
+    vLLM does beyond its limit, is alive. Not the call's own total deadline.
     """
-    status = verdict.status if verdict.answer is None else verdict.answer.status
-    overloaded = status == 429 or (status == 503 and verdict.retry_after_s is not None)
+    if verdict.answer is None:
+        status, in_band = verdict.status, False
+    else:
+        status, in_band = verdict.answer.status, failure is FailureKind.IN_BAND
+    overloaded = status == 429 or (status == 503 and (in_band or verdict.retry_after_s is not None))
     return not overloaded and failure is not FailureKind.TOTAL
 
 

@@ -339,3 +339,17 @@ def test_the_request_id_names_the_answer(play: Play) -> None:
         assert raw.json["id"] == "cmpl-r1"
 
     play(scenario)
+
+
+def test_telemetry_that_breaks_alone(play: Play) -> None:
+    async def scenario(caller: Caller) -> None:
+        await caller.faults({"action": "telemetry", "always": True})
+        assert (await caller.get("/metrics")).status == 500
+        assert (await caller.get("/health")).status == 200
+        assert (await caller.chat()).status == 200
+        await caller.faults({"action": "telemetry", "how": "garbage", "always": True})
+        assert not (await caller.get("/metrics")).data.startswith(b"HTTP")
+        await caller.faults()
+        assert (await caller.get("/metrics")).status == 200
+
+    play(scenario)

@@ -135,6 +135,16 @@ class Freeze(Action, frozen=True, tag="freeze"):
     hold_s: float | None = None
 
 
+class Telemetry(Action, frozen=True, tag="telemetry"):
+    """Break the telemetry page alone: calls are served well, and `/health` is 200.
+
+    Attributes:
+        how: what is asked for there is answered 500, with bytes that are not HTTP, or not at all.
+    """
+
+    how: Literal["status", "garbage", "hang"] = "status"
+
+
 class Tripped(Action, frozen=True):
     """An action that waits until a number of tokens has been sent; 0 acts in place of the first event."""
 
@@ -242,6 +252,7 @@ AnyAction = (
     | Garbage
     | SlowStart
     | Freeze
+    | Telemetry
     | Cut
     | Die
     | Stall

@@ -15,7 +15,7 @@ from forebay.engines.sim.core import Core
 from forebay.engines.sim.dialects import Messages, Responses
 from forebay.engines.sim.errors import SimError, error_body, messages_error_body, type_of
 from forebay.engines.sim.exchange import Exchange, Stage, Work
-from forebay.engines.sim.faults import AnyAction, FaultScript, Loading
+from forebay.engines.sim.faults import AnyAction, FaultScript, Garbage, Loading, Telemetry
 from forebay.engines.sim.http import Connection, HttpRequest
 from forebay.engines.sim.metrics import CONTENT_TYPE
 from forebay.engines.sim.pooling import Pooled
@@ -209,10 +209,20 @@ class SimApp:
             self._reply(connection, seen, 200, b"")
         elif path in _TEXT:
             self._reply(connection, seen, 200, _TEXT[path](request.body, self.spec))
+        elif path == "/metrics" and isinstance(action, Telemetry):
+            self._break_page(action, seen, connection)
         elif path == "/metrics":
             self._reply(connection, seen, 200, self.core.metrics.render(self.core.model), CONTENT_TYPE)
         else:
             self._reply(connection, seen, 200, msgspec.json.encode(self._document(path)))
+
+    def _break_page(self, action: Telemetry, seen: Seen, connection: Connection) -> None:
+        """Answer a request for telemetry as a fault says; one that hangs waits for the caller to leave."""
+        if action.how == "status":
+            self._reply(connection, seen, 500, error_body(500, "no telemetry"))
+        elif action.how == "garbage":
+            connection.raw(Garbage().text.encode())
+            connection.cut("fin")
 
     def _document(self, path: str) -> object:
         match path:
