@@ -1,8 +1,6 @@
 """Two nodes behind nginx, one of which is killed: what clients see that come back, and what those see that do not."""
 
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,37 +11,10 @@ import pytest
 from faults.comeback import Begun, Part, http_client, part, send, whole
 from faults.mortals import PATHS, Sim
 from faults.test_resume import STREAMS, TOKEN_MS, resumed, resumed_rows, settings, stories
-from gateway_process import Gateway, eventually, free_port
+from gateway_process import Gateway, eventually
+from nginx import needs_nginx, nginx_before
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
-
-CONFIG = """
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 1024; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    upstream forebay {{ {servers} keepalive 64; }}
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{
-            proxy_pass http://forebay;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-            proxy_connect_timeout 2s;
-            proxy_next_upstream error timeout non_idempotent;
-        }}
-    }}
-}}
-"""
+pytestmark = [pytest.mark.integration, needs_nginx]
 
 
 class Behind(NamedTuple):
@@ -68,27 +39,13 @@ def behind(tmp_path: Path, gateway: Any) -> Iterator[Behind]:
     for sim in sims:
         sim.wait()
     nodes = [gateway(settings(sims)) for _ in sims]
-    port = free_port()
-    servers = " ".join(f"server {host}:{its_port};" for host, its_port in (node.address for node in nodes))
-    config = tmp_path / "nginx.conf"
-    config.write_text(CONFIG.format(folder=tmp_path, servers=servers, port=port))
-    process = subprocess.Popen([str(NGINX), "-p", str(tmp_path), "-c", str(config)], stderr=subprocess.DEVNULL)
-    base = f"http://127.0.0.1:{port}"
+    addresses = [node.address for node in nodes]
     try:
-        assert eventually(lambda: up(base), 60)
-        yield Behind(sims, nodes, base)
+        with nginx_before(addresses, tmp_path, "proxy_connect_timeout 2s", "keepalive 64;") as port:
+            yield Behind(sims, nodes, f"http://127.0.0.1:{port}")
     finally:
-        process.terminate()
-        process.wait(10)
         for sim in sims:
             sim.stop()
-
-
-def up(base: str) -> bool:
-    try:
-        return httpx.get(f"{base}/health/live", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_streams_that_come_back_are_whole(behind: Behind) -> None:
