@@ -23,29 +23,25 @@ TOKENS = 40
 @pytest.mark.timeout(60)
 def test_case_068_a_stop_lets_streams_end(engine: Any, gateway: Any) -> None:
     upstream = engine()
-    upstream.default = stream(*(D(f"{i} ") for i in range(TOKENS)), STOP, USAGE(2, TOKENS), DONE, gap_s=0.1)
-    running = gateway(document(upstream, shutdown={"drain_delay_s": 0.5, "grace_s": 20}))
+    upstream.default = stream(*(D(f"{i} ") for i in range(TOKENS)), STOP, USAGE(2, TOKENS), DONE, gap_s=0.25)
+    running = gateway(document(upstream, shutdown={"drain_delay_s": 4, "grace_s": 60}))
     running.secrets = []
 
     def whole_stream(i: int) -> Response:
-        with Client(running.address, 20) as client:
+        with Client(running.address, 60) as client:
             client.send(request_bytes("POST", CHAT, chat(), headers=(f"X-Request-Id: drain-{i}",)))
             return client.response()
 
     with ThreadPoolExecutor(20) as threads:
         streams = [threads.submit(whole_stream, i) for i in range(20)]
         assert eventually(lambda: len(upstream.posts) == 20)
-        time.sleep(0.5)
         running.process.terminate()
-        time.sleep(0.2)
-        assert running.get("/health/ready")[0] == 503, "ready until the drain delay is over"
+        assert eventually(lambda: running.get("/health/ready")[0] == 503), "ready until the drain delay is over"
         assert ask(running.address, "POST", CHAT, chat("nope")).status == 404, "refused before the drain delay is over"
-        time.sleep(1.0)
-        assert new_work_is_refused(running)
+        assert eventually(lambda: new_work_is_refused(running))
+        assert not any(future.done() for future in streams), "the streams were over before new work was refused"
         answers = [future.result() for future in streams]
-    last_s = time.monotonic()
-    assert running.process.wait(5) == 0
-    assert time.monotonic() - last_s < 3
+    assert running.process.wait(30) == 0
     for answer in answers:
         assert answer.text == "".join(f"{i} " for i in range(TOKENS))
         assert answer.done and answer.clean and answer.finish == "stop"
@@ -56,7 +52,7 @@ def test_case_068_a_stop_lets_streams_end(engine: Any, gateway: Any) -> None:
 
 def new_work_is_refused(running: Gateway) -> bool:
     try:
-        ask(running.address, "POST", CHAT, chat())
+        ask(running.address, "POST", CHAT, chat("nope"))
     except OSError:
         return True
     return False
@@ -71,7 +67,7 @@ def test_case_068_the_grace_is_a_bound(engine: Any, gateway: Any) -> None:
         client.read_events(2)
         running.process.terminate()
         answer = client.response()
-    assert running.process.wait(5) == 0
+    assert running.process.wait(30) == 0
     assert not answer.done, "a cut stream was ended as if it were whole"
     assert answer.stream_error is not None or not answer.clean
     assert running.close_line("cut")["outcome"] != "ok"
@@ -131,15 +127,15 @@ def test_case_070_a_bad_save_changes_nothing_and_a_good_one_clears_it(reloading:
     assert before, "no metric tells whether the configuration is in force"
     with Traffic(pair) as traffic:
         file.write_bytes(good.replace(b"models:", b"models"))
-        assert eventually(lambda: config_samples(pair) != before, 6), "the broken file is not seen in the metrics"
+        assert eventually(lambda: config_samples(pair) != before, 30), "the broken file is not seen in the metrics"
         assert "forebay.yaml" in pair.gateway.log, "the broken file is not seen in the log"
-        assert eventually(lambda: reload_ok(pair) is False, 8), "the broken file is not seen by the admin"
+        assert eventually(lambda: reload_ok(pair) is False, 30), "the broken file is not seen by the admin"
         assert status_of(pair, "m") == 200
         file.write_bytes(good)
-        assert eventually(lambda: gauges(config_samples(pair)) == gauges(before), 6), "the error did not clear"
-        assert eventually(lambda: reload_ok(pair) is True, 4), "the error did not clear for the admin"
+        assert eventually(lambda: gauges(config_samples(pair)) == gauges(before), 30), "the error did not clear"
+        assert eventually(lambda: reload_ok(pair) is True, 30), "the error did not clear for the admin"
         file.write_bytes(with_models(pair, "m", "m2"))
-        assert eventually(lambda: status_of(pair, "m2") == 200, 6), "stuck after an error"
+        assert eventually(lambda: status_of(pair, "m2") == 200, 30), "stuck after an error"
     assert set(traffic.statuses) == {200}
     pair.gateway.common_ending()
 
@@ -168,10 +164,10 @@ def test_case_070_a_file_written_in_two_halves(reloading: Pair) -> None:
             half.flush()
             time.sleep(0.2)
             half.write(whole[cut:])
-        deadline = time.monotonic() + 6
+        deadline = time.monotonic() + 30
         while (200, 200) not in seen and time.monotonic() < deadline:
             seen.add((status_of(pair, "m2"), status_of(pair, "m3")))
-    assert (200, 200) in seen, "the new file is not in force after 6 s"
+    assert (200, 200) in seen, "the new file is not in force after 30 s"
     assert seen <= {(404, 404), (404, 200), (200, 200)}, "half a file was in force"
     assert set(traffic.statuses) == {200}
     pair.gateway.common_ending()
@@ -188,7 +184,7 @@ def test_case_070_nothing_of_a_document_with_one_wrong_value(reloading: Pair) ->
     }
     with Traffic(pair) as traffic:
         file.write_text(yaml.safe_dump(wrong, sort_keys=False))
-        assert eventually(lambda: "pools.second.engine" in pair.gateway.log, 6), "no fault in the log"
+        assert eventually(lambda: "pools.second.engine" in pair.gateway.log, 30), "no fault in the log"
         time.sleep(0.5)
         assert status_of(pair, "m2") == 404
     assert set(traffic.statuses) == {200}
@@ -205,7 +201,7 @@ def test_a_reload_keeps_streams_and_limits(engine: Any, gateway: Any) -> None:
         client.send(request_bytes("POST", CHAT, chat()))
         client.read_events(2)
         pair.gateway.file.write_bytes(with_models(pair, "m", "m2"))
-        assert eventually(lambda: pair.post(chat("m2"), key="key-B").status == 200, 6)
+        assert eventually(lambda: pair.post(chat("m2"), key="key-B").status == 200, 30)
         assert pair.post(chat()).status == 429, "the reload forgot what is in flight"
         assert client.response().text == "".join(f"{i} " for i in range(40))
     pair.gateway.common_ending()
@@ -224,10 +220,10 @@ def test_case_072_a_store_that_is_down_is_no_401(engine: Any, gateway: Any, tmp_
         for _ in range(2):
             assert {key: pair.post(chat(stream=False), key=key).status for key in keys} == keys
             back()
-            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 1, 10)
+            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 1, 30)
             assert {key: pair.post(chat(stream=False), key=key).status for key in keys} == keys
             down()
-            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 0, 10)
+            assert eventually(lambda: pair.gateway.metric("forebay_store_up") == 0, 30)
         pair.gateway.common_ending()
     finally:
         server.thaw()

@@ -127,7 +127,7 @@ def run_all(pair: Pair, shown: list[bytes]) -> None:
 def reload_badly_and_back(running: Gateway) -> None:
     good = running.file.read_bytes()
     running.file.write_bytes(good.replace(b"api_key: env:CANARY_ENGINE_KEY", b"api_key: [sk-CANARY-2-engine, 5"))
-    assert eventually(lambda: "forebay.yaml" in running.log or "config" in running.log.lower(), 6)
+    assert eventually(lambda: "forebay.yaml" in running.log or "config" in running.log.lower(), 30)
     running.file.write_bytes(good)
 
 
@@ -138,9 +138,9 @@ def test_case_059_no_secret_anywhere(canaries: tuple[Pair, list[bytes]]) -> None
     reload_badly_and_back(pair.gateway)
     for path in ("/metrics", "/health/live", "/health/ready", "/health/serving"):
         shown.append(pair.gateway.get(path)[1])
-    assert eventually(lambda: pair.gateway.admin_get("/api/status")[0] == 200, 10)
+    assert eventually(lambda: pair.gateway.admin_get("/api/status")[0] == 200, 30)
     shown += [pair.gateway.admin_get(path)[1] for path in ("/api/status", "/api/timeline", "/", "/docs")]
-    assert eventually(lambda: pair.post(chat(), key=CLIENT_KEY).status == 200, 20)
+    assert eventually(lambda: pair.post(chat(), key=CLIENT_KEY).status == 200, 30)
     pair.gateway.common_ending(key=CLIENT_KEY)
     for body in shown:
         assert not [canary for canary in CANARIES if canary.encode() in body], body

@@ -84,7 +84,7 @@ class Field(NamedTuple):
     def with_control_plane(self) -> Gateway:
         """A gateway whose control plane answers."""
         gateway = self.start(self.settings)
-        assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 15), "the control plane does not answer"
+        assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 30), "the control plane does not answer"
         return gateway
 
 

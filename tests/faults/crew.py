@@ -41,21 +41,21 @@ def pid_of(gateway: Gateway, name: str) -> int:
         found[:] = [child["pid"] for child in children if child["name"] == name and child["pid"]]
         return bool(found)
 
-    assert eventually(there, 20), f"no {name} in the status"
+    assert eventually(there, 30), f"no {name} in the status"
     return found[0]
 
 
 def kill(pid: int) -> None:
     """Kill a process, and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not is_alive(pid), 5)
+    assert eventually(lambda: not is_alive(pid), 30)
 
 
 def start(field: Field, workers: int = 2, **sections: object) -> Gateway:
     """A gateway of so many workers, whose control plane answers."""
     gateway = field.start({**field.settings, "workers": workers, **sections})
-    assert eventually(lambda: "Control plane: http" in gateway.log, 20), "not all processes serve"
-    assert eventually(lambda: len(shown(gateway).get("workers") or ()) == workers, 20), "not all workers are there"
+    assert eventually(lambda: "Control plane: http" in gateway.log, 30), "not all processes serve"
+    assert eventually(lambda: len(shown(gateway).get("workers") or ()) == workers, 30), "not all workers are there"
     return gateway
 
 
@@ -83,7 +83,7 @@ def streams(
         return await asyncio.gather(*map(one, range(count)))
 
     running = asyncio.run_coroutine_threadsafe(together(), field.thread.loop)
-    assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= count, 15), "not all run"
+    assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= count, 30), "not all run"
     meanwhile()
     return running.result(60)
 

@@ -95,12 +95,12 @@ class Load:
         yield
         self._marks.append((name, began_s, time.monotonic()))
 
-    def assert_unharmed(self, slowest_s: float = 1.0) -> None:
+    def assert_unharmed(self, slowest_s: float = 2.5) -> None:
         """No call failed, and none was held up for long; print what the fault added to the 99th percentile."""
         assert not self.failures, f"{len(self.failures)} of {len(self.asked)} failed: {self.failures[:5]}"
         elapsed_s = time.monotonic() - self._began_s
         small = [sample for sample in self.samples if not sample.stream]
-        assert len(small) > 0.5 * self._rate_per_s * elapsed_s, "the load was not what it should have been"
+        assert len(small) > 0.2 * self._rate_per_s * elapsed_s, "the load was not what it should have been"
         assert len(self.samples) - len(small) >= self._streams, "too few streams"
         self.report()
         worst = max(small, key=lambda sample: sample.took_s)

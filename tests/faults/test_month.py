@@ -28,7 +28,7 @@ def test_a_node_shows_what_was_spent_and_what_is_to_come(engine: Any, node: Call
     def foreseen(bound: str) -> float:
         return second.metric("forebay_month_forecast_money", tenant="a", bound=bound)
 
-    assert eventually(lambda: foreseen("expected") >= 4.0, 10)
+    assert eventually(lambda: foreseen("expected") >= 4.0, 30)
     assert 4.0 <= foreseen("low") <= foreseen("expected") <= foreseen("high")
 
     def shown() -> bool:
@@ -39,4 +39,4 @@ def test_a_node_shows_what_was_spent_and_what_is_to_come(engine: Any, node: Call
         (row,) = plane["month"]
         return bool(row["money"] == 4.0 <= row["money_forecast"]["low"] <= row["money_forecast"]["high"])
 
-    assert eventually(shown, 20)
+    assert eventually(shown, 30)

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.integration
 
 CALM_S = 1.5
 FAULT_S = 3.0
-NOTICED_S = 2.2  # two polls of the file that agree, and the age of the admin status
 
 
 def policy_hash(gateway: Gateway) -> str:
@@ -42,7 +41,7 @@ def journal_state(gateway: Gateway) -> str:
 
 def assert_all_recorded(gateway: Gateway, load: Load) -> None:
     """Every call has its line, and nothing was given up."""
-    rows = gateway.rows(load.asked, within_s=6)
+    rows = gateway.rows(load.asked, within_s=30)
     assert {row["outcome"] for row in rows} == {"ok"}
     assert gateway.metric("forebay_journal_dropped_total") == 0
 
@@ -59,7 +58,7 @@ def test_the_control_plane_is_killed(field: Field) -> None:
             os.kill(first, signal.SIGKILL)
             time.sleep(FAULT_S)
     load.assert_unharmed()
-    assert eventually(lambda: control_plane(gateway).get("pid") not in (None, first), 10), "it did not come back"
+    assert eventually(lambda: control_plane(gateway).get("pid") not in (None, first), 30), "it did not come back"
     child = control_plane(gateway)
     assert (child["restarts"], child["last_exit"], child["state"]) == (1, "signal SIGKILL", "running")
     assert_all_recorded(gateway, load)
@@ -75,7 +74,7 @@ def test_the_control_plane_is_frozen(field: Field) -> None:
             time.sleep(FAULT_S)
         os.kill(child, signal.SIGCONT)
     load.assert_unharmed()
-    assert eventually(lambda: control_plane(gateway).get("pid") == child, 10), "it did not go on"
+    assert eventually(lambda: control_plane(gateway).get("pid") == child, 30), "it did not go on"
     assert_all_recorded(gateway, load)
 
 
@@ -84,7 +83,7 @@ def test_a_frozen_control_plane_does_not_hold_up_the_stop(field: Field) -> None:
     child = control_plane(gateway)["pid"]
     os.kill(child, signal.SIGSTOP)
     gateway.process.terminate()
-    assert gateway.process.wait(8) == 0
+    assert gateway.process.wait(30) == 0
     assert not Path(f"/proc/{child}").exists(), "the control plane outlived its parent"
 
 
@@ -114,13 +113,13 @@ def test_a_full_disk(field: Field, mount: Mount, tmp_path: Path) -> None:
         with load.fault("disk full"):
             filler = fill(gateway.data_dir)
             time.sleep(FAULT_S)
-        assert journal_state(gateway) == "full"
-        assert status(gateway)["journal"] == "full"
+        assert eventually(lambda: journal_state(gateway) == "full")
+        assert eventually(lambda: status(gateway)["journal"] == "full")
         code, answer = drain(gateway, replica)
         assert (code, "No space left" in answer["error"]["message"]) == (500, True), answer
         assert policy_hash(gateway) == policy
         filler.unlink()
-        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+        assert eventually(lambda: journal_state(gateway) == "ok", 30), journal_state(gateway)
         assert drain(gateway, replica)[0] == 201, "the control plane has not recovered"
     load.assert_unharmed()
     assert_all_recorded(gateway, load)
@@ -175,10 +174,10 @@ def test_the_journal_cannot_be_written(field: Field, mount: Mount, how: str) -> 
         with load.fault(how.replace("_", " ")):
             reason = getattr(broken, how)()
             time.sleep(FAULT_S)
-        assert journal_state(gateway) == "failing"
-        assert reason in status(gateway)["journal"]
+        assert eventually(lambda: journal_state(gateway) == "failing")
+        assert eventually(lambda: reason in status(gateway)["journal"])
         getattr(broken, f"mend_{how}")()
-        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+        assert eventually(lambda: journal_state(gateway) == "ok", 30), journal_state(gateway)
     load.assert_unharmed()
     assert_all_recorded(gateway, load)
 
@@ -201,16 +200,15 @@ def test_a_data_folder_that_cannot_be_written_from_the_start(
         mount(data_dir, "ro,size=1m")
     gateway = field.start(field.settings, env={"TMPDIR": str(temporary)})
     with field.load(gateway.address) as load:
-        time.sleep(CALM_S)
-        assert journal_state(gateway) == "failing"
+        assert eventually(lambda: journal_state(gateway) == "failing")
         if how == "a_file":
             data_dir.unlink()
         else:
             subprocess.run(["mount", "-o", "remount,rw,size=64m", str(data_dir)], check=True)
-        assert eventually(lambda: journal_state(gateway) == "ok", 4), journal_state(gateway)
+        assert eventually(lambda: journal_state(gateway) == "ok", 30), journal_state(gateway)
     load.assert_unharmed()
-    assert eventually(lambda: (data_dir / "admin-token").exists(), 15), "the control plane is not tried again"
-    assert eventually(lambda: control_plane(gateway).get("state") == "running", 10)
+    assert eventually(lambda: (data_dir / "admin-token").exists(), 30), "the control plane is not tried again"
+    assert eventually(lambda: control_plane(gateway).get("state") == "running", 30)
     assert_all_recorded(gateway, load)
     assert gateway.stop() == 0
     assert not list(temporary.iterdir()), "the socket's folder was left behind"
@@ -266,6 +264,10 @@ class Breakage(NamedTuple):
     override: tuple[bytes | None, str]
     state: tuple[bytes | None, str]
 
+    def shown(self, why: tuple[str, str, str]) -> bool:
+        """Whether these reasons are its own."""
+        return all(word in reason for (_, word), reason in zip(self[1:], why, strict=True))
+
 
 def breakages(good: bytes) -> list[Breakage]:
     older = msgspec.json.encode(override(4, "127.0.0.1:1"))
@@ -292,6 +294,10 @@ def breakages(good: bytes) -> list[Breakage]:
     ]
 
 
+def refusals(gateway: Gateway) -> float:
+    return gateway.metric("forebay_config_reload_failures_total")
+
+
 def reasons(gateway: Gateway) -> tuple[str, str, str]:
     """Why each document on disk is not in force, as the admin status says."""
     documents = status(gateway)["documents"]
@@ -304,7 +310,7 @@ def test_broken_and_older_documents(field: Field) -> None:
     folder = gateway.data_dir / "policy"
     write_document(folder, "override", override(5, drained))
     write_document(folder, "state", StateDocument(epoch=3, seq=2, schema=1))
-    assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 0, 3)
+    assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 0, 30)
     files = gateway.file, folder / "override.json", folder / "state.json"
     good = [path.read_bytes() for path in files]
     policy, refused = policy_hash(gateway), 0.0
@@ -314,21 +320,21 @@ def test_broken_and_older_documents(field: Field) -> None:
             with load.fault(breakage.name):
                 for path, (data, _) in zip(files, breakage[1:], strict=True):
                     replace_file(path, data)
-                time.sleep(NOTICED_S)
-            shown = reasons(gateway)
-            assert all(word in reason for (_, word), reason in zip(breakage[1:], shown, strict=True)), shown
+                assert eventually(lambda last=refused: refusals(gateway) > last), "the file is not seen"
+                assert eventually(lambda b=breakage: b.shown(reasons(gateway))), (breakage.name, reasons(gateway))
             assert gateway.metric("forebay_config_last_reload_ok") == 0
-            assert gateway.metric("forebay_config_reload_failures_total") > refused
-            refused = gateway.metric("forebay_config_reload_failures_total")
+            refused = refusals(gateway)
             assert policy_hash(gateway) == policy
             assert gateway.metric("forebay_replica_up", replica=drained) == 0
             assert gateway.metric("forebay_replica_up", replica=kept) == 1
         for path, data in zip(files, good, strict=True):
             replace_file(path, data)
-        assert eventually(lambda: reasons(gateway) == ("", "", ""), 5), reasons(gateway)
+        assert eventually(lambda: reasons(gateway) == ("", "", ""), 30), reasons(gateway)
         assert gateway.metric("forebay_config_last_reload_ok") == 1
         write_document(folder, "override", override(6, kept))
-        assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 1, 3), "stuck after an error"
+        assert eventually(lambda: gateway.metric("forebay_replica_up", replica=drained) == 1, 30), (
+            "stuck after an error"
+        )
     load.assert_unharmed()
     assert policy_hash(gateway) != policy
     assert_all_recorded(gateway, load)

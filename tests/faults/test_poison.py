@@ -77,7 +77,7 @@ def state_of(gateway: Gateway) -> Document:
 def pardoned(field: Field) -> None:
     """It is shown everywhere, and a person lets it go."""
     gateway = field.gateway
-    assert eventually(lambda: bool(state_of(gateway).get("suspects")), 15)
+    assert eventually(lambda: bool(state_of(gateway).get("suspects")), 30)
     status = state_of(gateway)
     (shown,) = [entry for entry in status["suspects"] if entry["standing"] == "quarantined"]
     assert (status["engine_deaths"], shown["deaths"], shown["reason"]) == (2, 2, "second death")

@@ -88,8 +88,8 @@ def test_a_node_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> 
 def test_a_worker_is_killed_under_forty_streams(sims: list[Sim], gateway: Any) -> None:
     """Its node lives: the other worker of it has the same key, even where nobody has configured one."""
     node = gateway(settings(sims, workers=2) | {"resume": {}})
-    assert eventually(lambda: "Control plane: http" in node.log, 20)
-    assert eventually(lambda: len(shown(node).get("workers") or ()) == 2, 20), "not all workers are there"
+    assert eventually(lambda: "Control plane: http" in node.log, 30)
+    assert eventually(lambda: len(shown(node).get("workers") or ()) == 2, 30), "not all workers are there"
     pid = pid_of(node, "worker 1")
     asked = stories(STREAMS)
     with http_client(STREAMS) as http, ThreadPoolExecutor(STREAMS) as pool:

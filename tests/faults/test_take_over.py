@@ -29,9 +29,9 @@ def month(gateway: Gateway) -> int:
 
 def test_a_take_over_drops_no_call(field: Field) -> None:
     gateway = field.start({**field.settings, "tenants": LIMITED})
-    assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 15)
+    assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 30)
     with field.load(gateway.address, streams=40) as load:
-        assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= 40, 20)
+        assert eventually(lambda: gateway.metric("forebay_requests_in_flight") >= 40, 30)
         old = gateway.replaced()
         assert ended(old) == 0
         time.sleep(0.5)
@@ -42,11 +42,11 @@ def test_a_take_over_drops_no_call(field: Field) -> None:
     assert {row["outcome"] for row in rows} == {"ok"}
     runs = {row["call_id"].partition("-")[0] for row in rows}
     assert len(runs) == 2, "one of the two served nothing"
-    assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 15), "the admin port is not served"
+    assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 30), "the admin port is not served"
     spent = sum(row["total_tokens"] for row in rows)
-    assert eventually(lambda: month(gateway) == spent, 20), (month(gateway), spent)
+    assert eventually(lambda: month(gateway) == spent, 30), (month(gateway), spent)
     assert "Traceback" not in gateway.log
-    assert eventually(gateway.idle, 20)
+    assert eventually(gateway.idle, 30)
     assert control_plane(gateway)["state"] == "running"
 
 
@@ -74,7 +74,7 @@ def test_without_a_running_process_it_is_a_plain_start(field: Field) -> None:
     gateway = field.start(field.settings)
     assert gateway.stop() == 0
     gateway.replaced()
-    assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 20)
+    assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 30)
     assert "this is a plain start" in gateway.log
     # And it can be taken over in its turn, also twice.
     for _ in range(2):
@@ -98,4 +98,4 @@ def test_a_second_process_on_the_same_folder_is_refused(field: Field) -> None:
     gateway.process.kill()
     gateway.process.wait()
     gateway.process = gateway.again()
-    assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 20)
+    assert eventually(lambda: gateway.get("/health/ready")[0] == 200, 30)
