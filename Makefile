@@ -10,6 +10,7 @@
 #   make bench-nodes      limits and a flood over two nodes with a shared store, about 55 minutes
 #   make bench-classes    how often `high` meets its target at full load, about 15 minutes
 #   make bench-deaths     engines that die in the middle of answers
+#   make bench-faults     the gateway's own faults under load, needs root for two of them, about 15 minutes
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
@@ -31,7 +32,7 @@ LOCKED := install --no-deps --require-hashes
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-ladder bench-nodes docs lock clean
+.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-faults bench-ladder bench-nodes docs lock clean
 
 demo: $(VENV)/.demo
 	exec $(BIN)/forebay serve $(ARGS)
@@ -53,7 +54,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-collapse bench-classes bench-deaths bench-ladder bench-nodes: $(VENV)/.demo
+bench-collapse bench-classes bench-deaths bench-faults bench-ladder bench-nodes: $(VENV)/.demo
 	$(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 bench-fairness: $(VENV)/.demo $(VENV)/.dev

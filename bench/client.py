@@ -29,6 +29,7 @@ class Call(NamedTuple):
         key: API key.
         number: of the caller's choice; the answer has it too.
         value: what it claims to be worth, for `X-Request-Value`; empty claims nothing.
+        request_id: for `X-Request-Id`, under which the journal has it; empty sends none.
     """
 
     due_s: float
@@ -37,6 +38,7 @@ class Call(NamedTuple):
     key: str = KEY
     number: int = 0
     value: str = ""
+    request_id: str = ""
 
 
 class Answer(NamedTuple):
@@ -135,6 +137,7 @@ def request_bytes(call: Call) -> bytes:
         f"Content-Length: {len(call.body)}",
         "Connection: close",
         *([f"X-Request-Value: {call.value}"] if call.value else []),
+        *([f"X-Request-Id: {call.request_id}"] if call.request_id else []),
     )
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + call.body
 
