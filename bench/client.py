@@ -9,11 +9,13 @@ import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
 from bench.peers import HOST, KEY
+
+T = TypeVar("T")
 
 PATH = "/v1/chat/completions"
 GIVE_UP_S = 900.0
@@ -245,7 +247,7 @@ async def closed_loop(port: int, calls: Iterator[Call], at_once: int, until_s: f
     return answers
 
 
-def run_loop(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a loop of calls on uvloop, since the client must be cheap."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)

@@ -1,7 +1,7 @@
 """What do calls notice of Forebay's own faults? `python -m bench.faults`.
 
-The shipped gateway before two simulated engines and beside a real Redis, in processes of their own, under short calls at
-a fixed rate and streams that never end for long. Each row has a fresh gateway and one fault (`bench.own_faults`).
+The shipped gateway before two simulated engines and beside a real Redis, in processes of their own, under short calls
+at a fixed rate and streams. Each row has a fresh gateway and one fault (`bench.own_faults`).
 """
 
 import argparse
@@ -71,10 +71,9 @@ class Heard(NamedTuple):
     answers: list[Answer]
     from_s: float
     until_s: float
-    began_s: float
 
 
-async def load(victim: Victim, name: str, args: argparse.Namespace) -> list[Any]:
+async def load(victim: Victim, name: str, args: argparse.Namespace) -> Heard:
     """Put the load on the gateway, the fault in the middle of it; return answers and span."""
     port, began_s = victim.gateway.port, time.monotonic()
     span: list[float] = []
@@ -123,7 +122,7 @@ async def load(victim: Victim, name: str, args: argparse.Namespace) -> list[Any]
         parts.append(group.create_task(shorts()))
         group.create_task(asyncio.to_thread(fault))
     answers = [answer for part in parts for answer in part.result()]
-    return [Heard(answers, span[0], span[1], began_s)]
+    return Heard(answers, span[0], span[1])
 
 
 def lines(journal: Path) -> Iterator[dict[str, Any]]:
@@ -217,11 +216,12 @@ def one_row(name: str, number: int, stand: Stand, args: argparse.Namespace) -> R
         stack.callback(gateway.stop)
         gateway.start()
         engines.wait_for(gateway, "/health/ready")
-        victim = Victim(gateway, store, folder, clock)
+        admin = json.loads((folder / "forebay.yaml").read_text())["admin"]
+        victim = Victim(gateway, store, folder, clock, admin)
         own_faults.prepare(victim)
         pids, busy_s, began_s = gateway.pids(), machine_busy_s(), time.monotonic()
         used_s = cpu_s(pids)
-        (heard,) = run_loop(load(victim, name, args))
+        heard = run_loop(load(victim, name, args))
         took_s = time.monotonic() - began_s
         used_s = math.nan if name == KILL else cpu_s(pids) - used_s
         return judged(name, number, heard, victim, (used_s / took_s, (machine_busy_s() - busy_s) / took_s))
@@ -250,7 +250,7 @@ def added_ms(rows: Sequence[Row], name: str, figure: str) -> list[float]:
 
 def render(rows: Sequence[Row]) -> str:
     """Lay the rows out as a table, one line for each fault: median (lowest..highest) over the rounds."""
-    head = ("fault", "sent/s", "calls", "failed", "cut", "p50 added, ms", "p99, ms", "p99 added, ms")
+    head: tuple[str, ...] = ("fault", "sent/s", "calls", "failed", "cut", "p50 added, ms", "p99, ms", "p99 added, ms")
     head += ("no line", "twice", "unclosed, ms", "orphans closed", "gateway cores", "busy", "verdict")
     table = [head]
     for name in dict.fromkeys(row.fault for row in rows):

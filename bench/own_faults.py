@@ -31,12 +31,14 @@ class Victim(NamedTuple):
     Attributes:
         folder: with its configuration and data.
         clock: file with the shift of its wall clock.
+        admin: address of the admin port; kept, since a fault may break the configuration.
     """
 
     gateway: Process
     store: Process
     folder: Path
     clock: Path
+    admin: str
 
     @property
     def journal(self) -> Path:
@@ -45,11 +47,10 @@ class Victim(NamedTuple):
 
     def status(self) -> dict[str, Any]:
         """Return the admin status; empty while nobody answers."""
-        address = json.loads((self.folder / "forebay.yaml").read_text())["admin"]
         try:
             token = (self.folder / "data" / "admin-token").read_text().strip()
             headers = {"Authorization": f"Bearer {token}"}
-            request = urllib.request.Request(f"http://{address}/api/status", headers=headers)
+            request = urllib.request.Request(f"http://{self.admin}/api/status", headers=headers)
             with urllib.request.urlopen(request, timeout=5) as answer:
                 return dict(json.load(answer))
         except OSError:
