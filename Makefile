@@ -10,7 +10,7 @@
 #   make bench-nodes      limits and a flood over two nodes with a shared store, about 55 minutes
 #   make bench-classes    how often `high` meets its target at full load, about 15 minutes
 #   make bench-deaths     engines that die in the middle of answers
-#   make bench-faults     the gateway's own faults under load, needs root for two of them, about 15 minutes
+#   make bench-faults     the gateway's own faults under load, needs root for two of them, about 11 minutes
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)

@@ -12,49 +12,26 @@ import math
 import shlex
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import engines, own_faults
 from bench.client import Answer, Call, ask, chat_body, run_loop
-from bench.measure import cpu_s, machine_busy_s, percentile, spread
-from bench.own_faults import FAULTS, KILL, ON_A_SMALL_DISK, Victim
+from bench.faults_table import Row, missed, render
+from bench.measure import cpu_s, machine_busy_s, percentile
+from bench.own_faults import BASELINE, FAULTS, KILL, ON_A_SMALL_DISK, Victim
 from bench.peers import HOST, KEY, CannotRun, Process, free_ports
+from bench.reckoning import Books, EngineLog, Heard, account, books, lines_of
 from bench.run import RESULTS, describe_machine, exits_cleanly, write_json
-from bench.table import with_spread
 from forebay.engines.sim import SimSpec
 
 SHORT_TOKENS, STREAM_TOKENS = 2, 50
 QUICK = SimSpec(iteration_base_ms=1, ms_per_prefill_token=0, ms_per_decode_seq=0, models=("short",))
 PACED = SimSpec(iteration_base_ms=40, ms_per_prefill_token=0, ms_per_decode_seq=0, models=("paced",))
 BEGINS, LASTS = 0.2, 0.6  # the fault, as parts of a row
-ADDED_MS, LOST_S = 5.0, 0.2
-
-
-class Row(NamedTuple):
-    """One row of one round: what calls noticed, and what the journal has of them."""
-
-    fault: str
-    round: int
-    sent_per_s: float
-    calls: int
-    failed: int
-    cut: int
-    p50_ms: float
-    p99_ms: float
-    longest_stream_ms: float
-    no_line: int
-    twice: int
-    unclosed_ms: float
-    dropped: float
-    orphans: int
-    orphans_closed: int
-    gateway_cores: float
-    busy_cores: float
-    first_faults: list[str]
+CATCHES_UP_S = 15.0  # the journal: written every 50 ms, tried again every second after a fault
 
 
 class Stand(NamedTuple):
@@ -65,128 +42,144 @@ class Stand(NamedTuple):
     store: Process
 
 
-class Heard(NamedTuple):
-    """Answers with the fault's span, in seconds from the start, and what it took."""
+class Load:
+    """Short calls at a fixed rate and streams, one after the other, until it is over."""
 
-    answers: list[Answer]
-    from_s: float
-    until_s: float
+    def __init__(self, port: int, args: argparse.Namespace, began_s: float) -> None:
+        self._port = port
+        self._args = args
+        self._began_s = began_s
+        self._over = asyncio.Event()
 
+    async def run(self) -> list[Answer]:
+        """Make calls until `end`; return all answers."""
+        async with asyncio.TaskGroup() as group:
+            parts = [group.create_task(self._streams(number)) for number in range(self._args.streams)]
+            parts.append(group.create_task(self._shorts()))
+        return [answer for part in parts for answer in part.result()]
 
-async def load(victim: Victim, name: str, args: argparse.Namespace) -> Heard:
-    """Put the load on the gateway, the fault in the middle of it; return answers and span."""
-    port, began_s = victim.gateway.port, time.monotonic()
-    span: list[float] = []
-    over = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    def end(self) -> None:
+        """Begin no more calls."""
+        self._over.set()
 
-    def fault() -> None:
-        time.sleep(BEGINS * args.seconds)
-        span.append(time.monotonic() - began_s)
-        FAULTS[name](victim, LASTS * args.seconds)
-        span.append(time.monotonic() - began_s)
-        # After a kill nobody answers: there is nothing to wait for.
-        time.sleep(0 if name == KILL else (1 - BEGINS - LASTS) * args.seconds)
-        loop.call_soon_threadsafe(over.set)
+    async def _ask(self, model: str, tokens: int, name: str, due_s: float) -> Answer:
+        call = Call(due_s, name, chat_body(model, "x", tokens), request_id=name)
+        return await ask(self._port, call, due_s, self._began_s)
 
-    async def stream(number: int) -> list[Answer]:
-        found = []
+    async def _streams(self, number: int) -> list[Answer]:
+        found: list[Answer] = []
         await asyncio.sleep(0.02 * number)
-        for turn in itertools.count():
-            if over.is_set():
-                break
-            due_s = time.monotonic() - began_s
-            call = Call(
-                due_s, f"s{number}-{turn}", chat_body("paced", "x", STREAM_TOKENS), request_id=f"s{number}-{turn}"
-            )
-            found.append(await ask(port, call, due_s, began_s))
+        while not self._over.is_set():
+            due_s = time.monotonic() - self._began_s
+            found.append(await self._ask("paced", STREAM_TOKENS, f"s{number}-{len(found)}", due_s))
             if found[-1].fault:
                 await asyncio.sleep(0.05)
         return found
 
-    async def shorts() -> list[Answer]:
+    async def _shorts(self) -> list[Answer]:
         async with asyncio.TaskGroup() as group:
             tasks = []
-            body = chat_body("short", "x", SHORT_TOKENS)
             for number in itertools.count():
-                due_s = number / args.rps
-                await asyncio.sleep(due_s - (time.monotonic() - began_s))
-                if over.is_set():
+                due_s = number / self._args.rps
+                await asyncio.sleep(due_s - (time.monotonic() - self._began_s))
+                if self._over.is_set():
                     break
-                call = Call(due_s, f"c{number}", body, request_id=f"c{number}")
-                tasks.append(group.create_task(ask(port, call, due_s, began_s)))
+                tasks.append(group.create_task(self._ask("short", SHORT_TOKENS, f"c{number}", due_s)))
         return [task.result() for task in tasks]
 
-    async with asyncio.TaskGroup() as group:
-        parts = [group.create_task(stream(number)) for number in range(args.streams)]
-        parts.append(group.create_task(shorts()))
-        group.create_task(asyncio.to_thread(fault))
-    answers = [answer for part in parts for answer in part.result()]
-    return Heard(answers, span[0], span[1])
+
+def broken(victim: Victim, name: str, seconds: float, began_s: float, logs: Sequence[EngineLog]) -> Heard:
+    """Put a fault in the middle of a row, and read the engines' logs before and after it; return its span."""
+    time.sleep(BEGINS * seconds)
+    for log in logs:
+        log.read()
+    from_s, unproved = time.monotonic() - began_s, ""
+    try:
+        FAULTS[name](victim, LASTS * seconds)
+    except (CannotRun, OSError, ValueError, LookupError) as error:
+        unproved = f"{type(error).__name__}: {error}" if not isinstance(error, CannotRun) else str(error)
+    until_s = time.monotonic() - began_s
+    if name != KILL:  # after a kill nobody answers: there is nothing to wait for
+        for log in logs:
+            log.read()
+        time.sleep((1 - BEGINS - LASTS) * seconds)
+    return Heard((), (), from_s, until_s, unproved)
 
 
-def lines(journal: Path) -> Iterator[dict[str, Any]]:
-    """Read every whole line of a journal."""
-    for path in sorted(journal.glob("*.jsonl")):
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            yield json.loads(line)
+async def load(victim: Victim, name: str, stand: Stand, args: argparse.Namespace) -> Heard:
+    """Put the load on the gateway and the fault in the middle of it; return what became of it."""
+    began_s = time.monotonic()
+    logs = [EngineLog(sim, time.monotonic() - began_s) for sim in stand.sims]
+    calls = Load(victim.gateway.port, args, began_s)
+    running = asyncio.get_running_loop().create_task(calls.run())
+    try:
+        heard = await asyncio.to_thread(broken, victim, name, args.seconds, began_s, logs)
+    finally:
+        calls.end()
+        answers = await running
+    for log in logs:
+        log.read()
+    return heard._replace(answers=answers, dispatched=[asked for log in logs for asked in log.found])
 
 
-def kinds_of(journal: Path) -> dict[str, Counter[str]]:
-    """Return how many lines of each kind a request has."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in lines(journal):
-        found[line["request_id"]][line["kind"]] += 1
-    return found
+def settled(victim: Victim, heard: Heard, name: str) -> tuple[Books, int, int]:
+    """Wait for the journal; after a kill, start the gateway again, which closes what it finds open.
 
-
-def judged(name: str, number: int, heard: Heard, victim: Victim, cores: tuple[float, float]) -> Row:
-    """Count what went wrong; after a kill, start the gateway again and see what it makes of the open calls."""
-    answers, killed = heard.answers, name == KILL
-    counted = [a for a in answers if not killed or a.end_s < heard.from_s]
-    faults = [a for a in counted if a.fault]
-    hit = [a for a in counted if a.group[0] == "c" and not a.fault]
-    hit = [a for a in hit if killed or heard.from_s <= a.due_s < heard.until_s]
-    times = [1000 * (a.end_s - a.due_s) for a in hit]
-    if not killed:
-        time.sleep(1.0)  # the journal is written every 50 ms; after a fault it has caught up
-    kinds = kinds_of(victim.journal)
-    # An engine was asked for sure when its first token came.
-    dispatched = [a for a in answers if not math.isnan(a.first_s)]
-    late_s = {a.group: heard.until_s - a.first_s for a in dispatched if not kinds[a.group]}
-    no_line = [group for group, age_s in late_s.items() if not killed or age_s > LOST_S]
-    ended = [a for a in counted if not a.fault and not kinds[a.group]["close"]]
-    orphans = {group for group, found in kinds.items() if found["open"] and not found["close"]}
-    dropped = 0.0
-    if killed:
+    Returns:
+        The books as the fault has left them, the calls that were open, and how many of these were closed in the end.
+    """
+    if name == KILL:
+        left = books(lines_of(victim.journal))
         victim.gateway.stop()
         victim.gateway.start()
         engines.wait_for(victim.gateway, "/health/serving")
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and not all(kinds_of(victim.journal)[o]["close"] for o in orphans):
-            time.sleep(0.2)
-        kinds = kinds_of(victim.journal)
+        wanted = left.open_calls
     else:
+        wanted = {asked.call_id for asked in heard.dispatched}
+    deadline = time.monotonic() + CATCHES_UP_S
+    after = books(lines_of(victim.journal))
+    while not all(map(after.closed_once, wanted)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        after = books(lines_of(victim.journal))
+    if name != KILL:
+        return after, len(after.open_calls), 0
+    return left, len(wanted), sum(map(after.closed_once, wanted))
+
+
+def judged(name: str, number: int, heard: Heard, victim: Victim, cores: tuple[float, float]) -> Row:
+    """Count what went wrong."""
+    answers, killed = heard.answers, name == KILL
+    counted = [a for a in answers if not killed or a.end_s < heard.from_s]
+    faults = [a for a in counted if a.fault]
+    shorts = [a for a in answers if a.group[0] == "c"]
+    hit = [a for a in counted if a.group[0] == "c" and not a.fault]
+    times_ms = [1000 * (a.end_s - a.due_s) for a in hit if killed or heard.from_s <= a.due_s < heard.until_s]
+    dropped = 0.0
+    if not killed:
         dropped = sum(v for k, v in victim.metrics().items() if k.startswith("forebay_journal_dropped_total"))
-    streams = [1000 * (a.end_s - a.due_s) for a in counted if a.group[0] == "s" and not a.fault]
+    left, orphans, closed = settled(victim, heard, name)
+    found = account(heard, left, killed=killed)
     return Row(
         fault=name,
         round=number,
-        sent_per_s=sum(a.group[0] == "c" for a in answers) / max(a.due_s for a in answers if a.group[0] == "c"),
+        sent_per_s=len(shorts) / max((a.due_s for a in shorts if a.due_s), default=math.inf),
         calls=len(answers),
         failed=len(faults),
         cut=sum(a.status == 200 for a in faults),
-        p50_ms=percentile(times, 0.5),
-        p99_ms=percentile(times, 0.99),
-        longest_stream_ms=max(streams, default=math.nan),
-        no_line=len(no_line),
-        twice=sum(found["close"] > 1 or found["open"] > 1 for found in kinds.values()),
-        unclosed_ms=max((1000 * (heard.until_s - a.end_s) for a in ended), default=0.0),
+        p50_ms=percentile(times_ms, 0.5) if times_ms else math.nan,
+        p99_ms=percentile(times_ms, 0.99) if times_ms else math.nan,
+        longest_stream_ms=max(
+            (1000 * (a.end_s - a.due_s) for a in counted if a.group[0] == "s" and not a.fault), default=math.nan
+        ),
+        served=sum(not a.fault for a in answers),
+        dispatched=len(heard.dispatched),
+        **found._asdict(),
         dropped=dropped,
-        orphans=len(orphans),
-        orphans_closed=sum(kinds[o]["close"] == 1 for o in orphans),
+        orphans=orphans,
+        orphans_closed=closed,
         gateway_cores=cores[0],
         busy_cores=cores[1],
+        unproved=heard.unproved,
         first_faults=[a.fault for a in faults[:3]],
     )
 
@@ -221,55 +214,10 @@ def one_row(name: str, number: int, stand: Stand, args: argparse.Namespace) -> R
         own_faults.prepare(victim)
         pids, busy_s, began_s = gateway.pids(), machine_busy_s(), time.monotonic()
         used_s = cpu_s(pids)
-        heard = run_loop(load(victim, name, args))
+        heard = run_loop(load(victim, name, stand, args))
         took_s = time.monotonic() - began_s
         used_s = math.nan if name == KILL else cpu_s(pids) - used_s
         return judged(name, number, heard, victim, (used_s / took_s, (machine_busy_s() - busy_s) / took_s))
-
-
-def bounds(rows: Sequence[Row], name: str) -> list[str]:
-    """Say which bounds a fault has missed, over its rounds; the latency that it adds is against the round's own."""
-    mine = [row for row in rows if row.fault == name]
-    sums = {key: sum(getattr(row, key) for row in mine) for key in ("failed", "cut", "no_line", "twice", "dropped")}
-    missed = [f"{key} {value:g}" for key, value in sums.items() if value]
-    if name == KILL:
-        late = max(row.unclosed_ms for row in mine)
-        missed += [f"closes lost {late:.0f} ms before the kill"] * (late > 1000 * LOST_S)
-        missed += ["orphans left open"] * any(row.orphans != row.orphans_closed for row in mine)
-        return missed
-    missed += ["calls without a close line"] * any(row.unclosed_ms or row.orphans for row in mine)
-    added = spread(added_ms(rows, name, "p99_ms")).median
-    return missed + [f"p99 +{added:.1f} ms"] * (added > ADDED_MS)
-
-
-def added_ms(rows: Sequence[Row], name: str, figure: str) -> list[float]:
-    """Return what a fault adds to a percentile in each round; in a round without a baseline, nan."""
-    base = {row.round: getattr(row, figure) for row in rows if row.fault == "nothing"}
-    return [getattr(row, figure) - base.get(row.round, math.nan) for row in rows if row.fault == name]
-
-
-def render(rows: Sequence[Row]) -> str:
-    """Lay the rows out as a table, one line for each fault: median (lowest..highest) over the rounds."""
-    head: tuple[str, ...] = ("fault", "sent/s", "calls", "failed", "cut", "p50 added, ms", "p99, ms", "p99 added, ms")
-    head += ("no line", "twice", "unclosed, ms", "orphans closed", "gateway cores", "busy", "verdict")
-    table = [head]
-    for name in dict.fromkeys(row.fault for row in rows):
-        mine = [row for row in rows if row.fault == name]
-        cells = [name, with_spread(spread([row.sent_per_s for row in mine])), str(sum(row.calls for row in mine))]
-        cells += [str(sum(row.failed for row in mine)), str(sum(row.cut for row in mine))]
-        cells.append(with_spread(spread(added_ms(rows, name, "p50_ms"))))
-        cells.append(with_spread(spread([row.p99_ms for row in mine])))
-        cells.append("-" if name == KILL else with_spread(spread(added_ms(rows, name, "p99_ms"))))
-        cells += [str(sum(row.no_line for row in mine)), str(sum(row.twice for row in mine))]
-        cells.append(f"{max(row.unclosed_ms for row in mine):.0f}")
-        cells.append(f"{sum(row.orphans_closed for row in mine)} of {sum(row.orphans for row in mine)}")
-        cells += [
-            f"{spread([getattr(row, key) for row in mine]).median:.2f}" for key in ("gateway_cores", "busy_cores")
-        ]
-        cells.append("FAIL: " + ", ".join(missed) if (missed := bounds(rows, name)) else "pass")
-        table.append(tuple(cells))
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -300,12 +248,12 @@ def measured(args: argparse.Namespace) -> tuple[list[Row], dict[str, str]]:
         stand = Stand(folder, (sims[0], sims[1]), store)
         for number in range(args.rounds):
             for name in FAULTS:
-                if args.only and name not in ("nothing", *args.only):
+                if args.only and name not in (BASELINE, *args.only):
                     continue
                 try:
                     rows.append(one_row(name, number, stand, args))
                     print(f"  {number + 1} {name}: {rows[-1].calls} calls, {rows[-1].failed} failed", flush=True)
-                except CannotRun as error:
+                except (CannotRun, OSError) as error:
                     left_out[name] = str(error)
                     print(f"  {number + 1} {name}: not measured: {error}", flush=True)
     return rows, left_out
@@ -330,7 +278,7 @@ def measure(args: argparse.Namespace, machine: dict[str, str]) -> bool:
     document = {"machine": machine, "settings": asked, "left_out": left_out, "rows": [row._asdict() for row in rows]}
     write_json(path, document)
     print(f"{time.monotonic() - began_s:.0f} s; every row in {path}")
-    return not left_out and not any(bounds(rows, row.fault) for row in rows)
+    return not left_out and not any(missed(rows, row.fault) for row in rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,9 @@ import struct
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +66,10 @@ class Victim(NamedTuple):
         """Return all samples."""
         return engines.samples(engines.fetch(self.gateway.port, "/metrics").decode())
 
+    def store_up(self) -> bool:
+        """Say whether the gateway holds the store for reachable."""
+        return self.metrics()["forebay_store_up"] == 1
+
     def journal_state(self) -> str:
         """Return what the metric says of the journal."""
         prefix = 'forebay_journal_state{state="'
@@ -96,6 +101,7 @@ def nothing(victim: Victim, seconds: float) -> None:
 def control_plane_killed(victim: Victim, seconds: float) -> None:
     """Kill the control plane, which must come back."""
     before = victim.control_plane()
+    proved(partial(bool, before), "the control plane does not answer", 0)  # a signal to 0 would end ourselves
     os.kill(before, signal.SIGKILL)
     time.sleep(seconds)
     proved(lambda: victim.control_plane() not in (0, before), "the control plane did not come back")
@@ -104,8 +110,12 @@ def control_plane_killed(victim: Victim, seconds: float) -> None:
 def store_stopped(victim: Victim, seconds: float) -> None:
     """End Redis, then start it again."""
     victim.store.stop()
-    time.sleep(seconds)
-    victim.store.start()
+    try:
+        time.sleep(seconds)
+        seen = victim.store_up()
+    finally:
+        victim.store.start()
+    store_noticed(victim, seen)
 
 
 def store_frozen(victim: Victim, seconds: float) -> None:
@@ -113,24 +123,34 @@ def store_frozen(victim: Victim, seconds: float) -> None:
     pids = victim.store.pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(seconds)
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+    try:
+        time.sleep(seconds)
+        seen = victim.store_up()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    store_noticed(victim, seen)
+
+
+def store_noticed(victim: Victim, seen: bool) -> None:
+    """See that the gateway knew that the store was gone, and that it is back."""
+    proved(lambda: not seen, "the store was gone, and its metric said that it was up", 0)
+    proved(victim.store_up, "the gateway did not find the store again")
 
 
 def disk_full(victim: Victim, seconds: float) -> None:
     """Leave no byte on the disk of the data folder, which is of 64 MB."""
     filler = victim.folder / "data" / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for block in (1 << 20, 1 << 12, 1):
-            try:
-                while file.write(bytes(block)):
-                    pass
-            except OSError:
-                continue
-    time.sleep(seconds)
-    seen = victim.journal_state()
-    filler.unlink()
+    try:
+        with filler.open("wb", buffering=0) as file:
+            for block in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):  # no space
+                    while file.write(bytes(block)):
+                        pass
+        time.sleep(seconds)
+        seen = victim.journal_state()
+    finally:
+        filler.unlink()
     proved(lambda: seen == "full", f"the journal was {seen!r} on a full disk", 0)
     proved(lambda: victim.journal_state() == "ok", "the journal did not recover")
 
@@ -145,18 +165,31 @@ def journal_read_only(victim: Victim, seconds: float) -> None:
 
 
 def documents(victim: Victim, seconds: float) -> None:
-    """Half of the time corrupt policy documents, the other half older ones."""
+    """Half of the time a corrupt configuration and corrupt documents, the other half older documents."""
     folder = victim.folder / "data" / "policy"
     files = [victim.folder / "forebay.yaml", folder / "override.json", folder / "state.json"]
     good = [path.read_bytes() for path in files]
-    for bad in ([b"pools: [", b"\xff\x00{", b'{"epoch":9,'], [good[0], *map(msgspec.json.encode, OLDER)]):
-        for path, data in zip(files, bad, strict=True):
-            path.write_bytes(data)
-        time.sleep(seconds / 2)
-        found = victim.status().get("documents", {})
-        refused = all(found.get(name, {}).get("reason") for name in ("override", "state"))
-        proved(lambda refused=refused: bool(refused), f"bad documents were not refused: {found}", 0)  # type: ignore[misc]
-    for path, data in zip(files, good, strict=True):
+    tries = {
+        "corrupt": (b"pools: [", b"\xff\x00{", b'{"epoch":9,'),
+        "older": (good[0], *map(msgspec.json.encode, OLDER)),
+    }
+    reasons: dict[str, list[str]] = {}
+    try:
+        for how, bad in tries.items():
+            write_all(files, bad)
+            time.sleep(seconds / 2)
+            shown = victim.status().get("documents", {})
+            reasons[how] = [str(shown.get(name, {}).get("reason") or "") for name in ("override", "state")]
+    finally:
+        write_all(files, good)
+    for how, found in reasons.items():
+        refused = all(reason and ("older than" in reason) == (how == "older") for reason in found)
+        proved(partial(bool, refused), f"{how} documents were not refused as such: {found}", 0)
+
+
+def write_all(files: Sequence[Path], contents: Sequence[bytes]) -> None:
+    """Write each file in place."""
+    for path, data in zip(files, contents, strict=True):
         path.write_bytes(data)
 
 
@@ -187,20 +220,21 @@ def data_plane_killed(victim: Victim, seconds: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+BASELINE = "nothing"
+KILL = "data plane kill -9"
+ON_A_SMALL_DISK = "disk of 64 MB full"
 FAULTS: Mapping[str, Fault] = {
-    "nothing": nothing,
+    BASELINE: nothing,
     "control plane kill -9": control_plane_killed,
     "redis stopped": store_stopped,
     "redis frozen": store_frozen,
-    "disk of 64 MB full": disk_full,
+    ON_A_SMALL_DISK: disk_full,
     "journal read-only": journal_read_only,
     "documents corrupt, older": documents,
     "clock +1 h": clock_ahead,
     "clock -1 h": clock_back,
-    "data plane kill -9": data_plane_killed,
+    KILL: data_plane_killed,
 }
-KILL = "data plane kill -9"
-ON_A_SMALL_DISK = "disk of 64 MB full"
 
 
 @contextmanager
