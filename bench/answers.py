@@ -106,12 +106,7 @@ async def hear(port: int, wanted: Wanted) -> Heard:
         async with asyncio.timeout(GIVE_UP_S):
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(_request(wanted))
-            head = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in head.partition(b"\r\n")[0]:
-                heard.error = head.partition(b"\r\n")[0].decode()
-                return heard
-            async for event in _events(reader):
-                heard.take(event)
+            await listen(reader, heard)
     except (OSError, EOFError, TimeoutError, ValueError, KeyError) as error:
         heard.error = heard.error or f"{type(error).__name__}: {error}"
     finally:
@@ -120,6 +115,21 @@ async def hear(port: int, wanted: Wanted) -> Heard:
             with suppress(OSError):
                 await writer.wait_closed()
     return heard
+
+
+async def listen(reader: asyncio.StreamReader, heard: Heard) -> None:
+    """Take an answer, head and all, to its end.
+
+    Raises:
+        EOFError: it breaks off.
+        ValueError, KeyError: it is none of an engine.
+    """
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        heard.error = head.partition(b"\r\n")[0].decode()
+        return
+    async for event in _events(reader):
+        heard.take(event)
 
 
 def _request(wanted: Wanted) -> bytes:

@@ -1,4 +1,8 @@
-"""Deaths of real llama.cpp: two engines with the packaged model, each behind a wire that can cut, garble or go dead."""
+"""Deaths of real llama.cpp: two engines with the packaged model, each behind a wire that can cut, garble or go dead.
+
+An engine that was not killed is heard to the end of its answer behind the gateway's back: that is the unbroken answer.
+The same question asked again is no measure for it: what lies in the engine's cache changes batches, and near-ties flip.
+"""
 
 import asyncio
 import http.client
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import engines
-from bench.answers import Heard, Wanted, hear
+from bench.answers import GIVE_UP_S, Heard, Wanted, hear, listen
 from bench.deaths_table import Death
 from bench.peers import HOST, CannotRun, Process
 from forebay.engines.embedded import MODEL_ALIAS
@@ -41,6 +45,7 @@ QUESTIONS = (
 )
 _ERROR = b'data: {"error":{"message":"the engine is gone","type":"InternalServerError","code":500}}\n\n'
 _GENERATES = b"POST /v1/c"
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Doom:
@@ -52,6 +57,7 @@ class Doom:
         passed: events that the client had.
         hit: it came before the answer was over.
         struck: number of the engine that it struck, -1 before.
+        tape: all that this engine says, also after the death; None before.
     """
 
     def __init__(self) -> None:
@@ -59,10 +65,12 @@ class Doom:
         self.after_events = self.passed = 0
         self.struck = -1
         self.hit = False
+        self.tape: asyncio.StreamReader | None = None
 
     def set(self, kind: str, after_events: int) -> None:
         """Wait for the next answer."""
         self.kind, self.after_events, self.passed, self.struck, self.hit = kind, after_events, 0, -1, False
+        self.tape = None
 
 
 class Wire:
@@ -73,12 +81,19 @@ class Wire:
         self._number = number
         self._doom = doom
         self._server: asyncio.Server | None = None
+        # asyncio lets go of what serves a connection that is reset.
+        self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
 
     async def open(self) -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        self._server = await asyncio.start_server(self._came, HOST, 0)
         self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -86,37 +101,54 @@ class Wire:
         except OSError:
             _reset(writer)
             return
-        doomed: list[bool] = []
+        doomed: list[asyncio.StreamReader] = []
         up = asyncio.ensure_future(self._up(reader, up_writer, doomed))
         try:
             await self._down(up_reader, writer, doomed)
         except (OSError, asyncio.CancelledError):
             pass
         finally:
+            for tape in doomed:
+                tape.feed_eof()
             up.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await up
             up_writer.close()
             writer.close()
 
-    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: list[bool]) -> None:
+    async def _up(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: list[asyncio.StreamReader]
+    ) -> None:
         while data := await reader.read(65536):
             if data.startswith(_GENERATES) and self._doom.kind and self._doom.struck < 0:
                 self._doom.struck = self._number
-                doomed.append(True)
+                self._doom.tape = asyncio.StreamReader(limit=1 << 24)
+                doomed.append(self._doom.tape)
             writer.write(data)
-        writer.close()
+        if not doomed:
+            writer.close()
 
-    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: list[bool]) -> None:
+    async def _down(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: list[asyncio.StreamReader]
+    ) -> None:
+        strike: asyncio.Future[None] | None = None
         while data := await reader.read(65536):
+            for tape in doomed:
+                tape.feed_data(data)
+            if strike is not None:
+                if data.endswith(_LAST_CHUNK):
+                    break
+                continue
             if doomed:
                 events = data.count(b"data: ")
                 if self._doom.passed + events > self._doom.after_events:
                     self._doom.hit = True
-                    await self._strike(writer)
-                    return
+                    strike = asyncio.ensure_future(self._strike(writer))
+                    continue
                 self._doom.passed += events
             writer.write(data)
+        if strike is not None:
+            await strike
 
     async def _strike(self, writer: asyncio.StreamWriter) -> None:
         match self._doom.kind:
@@ -134,15 +166,17 @@ class Wire:
                 writer.write(b"0\r\n\r\n")
             case "rst":
                 _reset(writer)
+        writer.close()
 
 
 class Asked(NamedTuple):
-    """An answer that died after so many events, and the one that would have come."""
+    """An answer that died after so many events, the one that would have come, and one to the same question."""
 
     kind: str
     passed: int
     heard: Heard
     expected: Heard
+    again: Heard
     rows: list[dict[str, Any]]
 
 
@@ -202,13 +236,26 @@ async def _deaths(count: int, wires: Sequence[Wire], doom: Doom, front: tuple[Pr
             continue
         passed, wire = doom.passed, wires[max(doom.struck, 0)]
         await asyncio.to_thread(_revive, wire, kind)
+        taped = None if kind == "kill" else await _rest(doom)
         # Anew and without the gateway, at the engine that died.
         calm = _wanted(name, number)
-        expected = await hear(wire.engine.port, calm._replace(body=calm.body | {"cache_prompt": False}))
-        found.append(Asked(kind, passed, heard, expected, _rows(journal, name)))
+        again = await hear(wire.engine.port, calm._replace(body=calm.body | {"cache_prompt": False}))
+        found.append(Asked(kind, passed, heard, taped or again, again, _rows(journal, name)))
         print(f"\r{len(found)} deaths of {count} on llama.cpp", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
+
+
+async def _rest(doom: Doom) -> Heard:
+    """Hear what the engine would have said, to its end."""
+    heard = Heard()
+    try:
+        if doom.tape is None:
+            raise CannotRun("the answer that died was not recorded")
+        await asyncio.wait_for(listen(doom.tape, heard), GIVE_UP_S)
+    except (EOFError, ValueError, KeyError, TimeoutError) as error:
+        raise CannotRun(f"the engine did not end the answer that was cut: {error!r}") from error
+    return heard
 
 
 def _wanted(name: str, number: int) -> Wanted:
@@ -263,12 +310,14 @@ def judged(asked: Asked) -> Death:
         leaked=SECRET[:24] in heard.text and SECRET[:24] not in expected.text,
         replaced=heard.text.count("\ufffd") > expected.text.count("\ufffd"),
         gap_s=heard.gap_s,
-        prefill_s=expected.first_s,
+        prefill_s=asked.again.first_s,
         rows=len(asked.rows),
         sums=bool(counts and usage.get("total_tokens") == sum(v or 0 for v in said)),
         exact_usage=usage == (expected.usages or [{}])[-1],
         continued=int(row.get("continued") or 0),
         same=same,
+        known=expected.text.startswith("".join(heard.said[: asked.passed])),
+        stable=asked.again.text == expected.text,
         agrees=heard.text.startswith(expected.text) or expected.text.startswith(heard.text),
     )
 
