@@ -33,7 +33,7 @@ def test_work_whose_cleaning_up_fails_is_not_begun_again(tmp_path: Path) -> None
         settings = parse_file(DOCUMENT, "forebay.yaml", {}, clock.wall_s(), Pinned())
         plane = DataPlane(asyncio.get_running_loop(), clock, settings, tmp_path, None)
         plane.background(fails_once)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(begun) < 2:
                 await asyncio.sleep(0.01)
             await plane.end()

@@ -296,7 +296,7 @@ def test_a_client_that_leaves_while_its_answer_waits_gives_its_turn_back() -> No
         world.free.set()
         assert await running is WELL
         # Had one of them kept its turn, this answer would wait for ever.
-        assert await asyncio.wait_for(world.go_on(world.follow()), 2) is WELL
+        assert await asyncio.wait_for(world.go_on(world.follow()), 20) is WELL
 
     asyncio.run(scene())
 
@@ -316,7 +316,7 @@ def test_a_client_that_leaves_while_its_leg_runs_or_looks_for_room_gives_its_tur
         await asyncio.gather(looking, return_exceptions=True)
         held.in_flight = 0
         world.free.set()
-        assert await asyncio.wait_for(world.go_on(world.follow()), 2) is WELL
+        assert await asyncio.wait_for(world.go_on(world.follow()), 20) is WELL
 
     asyncio.run(scene())
 

@@ -50,7 +50,7 @@ def run(tmp_path: Path, check: Callable[[Old], Coroutine[Any, Any, None]], hello
         finally:
             old.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_the_sockets_are_the_same_and_the_word_is_kept(tmp_path: Path) -> None:

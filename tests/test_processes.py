@@ -25,7 +25,7 @@ def python(code: str) -> list[str]:
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not check():
             await asyncio.sleep(0.005)
 

@@ -119,7 +119,7 @@ class Town:
         return not any(waiting.values()) and not any(held.values()) and not any(map(any, loads))
 
 
-async def reached(check: Callable[[], bool], within_s: float = 5.0) -> None:
+async def reached(check: Callable[[], bool], within_s: float = 30.0) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(within_s):
         while not check():

@@ -35,7 +35,7 @@ class Side:
 
 
 async def reached(sides: list[Side], count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(len(side.transports) for side in sides) < count:
             await asyncio.sleep(0.001)
 

@@ -127,7 +127,7 @@ def test_a_real_socket() -> None:
         port = await server.listen("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(b"{}", target=b"/a") + get(b"/b", b"Connection: close"))
-        seen = await asyncio.wait_for(reader.read(), 5)
+        seen = await asyncio.wait_for(reader.read(), 30)
         writer.close()
         await writer.wait_closed()
         server.stop_accepting()

@@ -20,11 +20,16 @@ class Timed(NamedTuple):
 
 
 class Link:
-    """One keep-alive connection to the gateway."""
+    """One keep-alive connection to the gateway.
+
+    Attributes:
+        begun: something of a streamed answer has come.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.begun = False
 
     @classmethod
     async def open(cls, address: Address) -> Self:
@@ -77,6 +82,7 @@ class Link:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return bytes(body), False
             data, whole = await self._exactly(size + 2)
+            self.begun = self.begun or data.startswith(b"data: ")
             now_s = time.monotonic()
             gaps_s.append(now_s - last_s)
             last_s = now_s

@@ -92,14 +92,17 @@ class Told(NamedTuple):
     identities: set[str]
 
 
-def read(chunks: Iterator[Document]) -> Told:
+def read(chunks: Iterator[Document], begun: Callable[[], object] = lambda: None) -> Told:
     """Read chunks as clients do."""
     text, finishes, usages, identities = "", [], [], set()
     for chunk in chunks:
         identities.add(f"{chunk['id']} {chunk['created']} {chunk['model']}")
         usages += [chunk["usage"]] if chunk.get("usage") else []
         for choice in chunk["choices"]:
-            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            more = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            if more and not text:
+                begun()
+            text += more
             finishes += [choice["finish_reason"]] if choice.get("finish_reason") else []
     return Told(text, finishes, usages, identities)
 

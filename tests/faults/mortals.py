@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cases.rawhttp import request_bytes
 from faults.client import Link, Timed
 from faults.engines import LoopThread
-from gateway_process import Document, Gateway, eventually
+from gateway_process import PATIENCE, Document, Gateway, eventually
 
 from forebay.engines.sim.spec import VocabularyName
 from forebay.engines.sim.tokens import VOCABULARIES
@@ -152,12 +151,19 @@ class Field:
         self.thread = thread
         self.sims = sims
         self.gateway = gateway
+        self.links: list[Link] = []
+
+    async def link(self) -> Link:
+        """A client that `under_way` waits for."""
+        link = await Link.open(self.gateway.address)
+        self.links.append(link)
+        return link
 
     def ask(self, asked: Sequence[Asked], meanwhile: Callable[[], None] = lambda: None) -> list[Timed]:
         """Ask all at once, do something meanwhile, and wait for all answers."""
 
         async def call(a: Asked) -> Timed:
-            link = await Link.open(self.gateway.address)
+            link = await self.link()
             try:
                 return await link.ask(a.bytes())
             finally:

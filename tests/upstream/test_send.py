@@ -40,7 +40,7 @@ class Caller:
             sending_of(**terms), body=b'{"model":"m","stream":%b}' % (b"true" if call.stream else b"false")
         )
         attempt = self.upstream.attempt(call, replica, sending, self.replies[-1], FakeRecord())
-        return await asyncio.wait_for(attempt, 10)
+        return await asyncio.wait_for(attempt, 30)
 
 
 def run(test: Callable[[Caller], Coroutine[Any, Any, None]]) -> None:

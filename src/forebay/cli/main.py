@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from forebay import __version__
+from forebay.cli.calibrated import read_spec
 from forebay.cli.check import run_check
 from forebay.cli.key import run_key_new
 from forebay.cli.options import AS_JSON, command_of
@@ -20,7 +22,6 @@ from forebay.cli.tokens import read_input, run_tokens
 from forebay.cli.traffic import run_traffic
 from forebay.clock import SystemClock
 from forebay.config.load import Address, environment, parse_address
-from forebay.engines.sim import SimSpec
 
 app = typer.Typer(
     help="The front for self-hosted LLM inference.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
@@ -79,11 +80,14 @@ def sim(
     port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 9001,
     model: Annotated[list[str] | None, typer.Option(help="Model ids that it serves [sim].")] = None,
     faults: Annotated[Path | None, typer.Option(help="JSON list of faults to begin with.")] = None,
+    engine: Annotated[
+        Path | None, typer.Option(help="JSON of `forebay plan calibrate`: its speed and room [those of the study].")
+    ] = None,
 ) -> None:
     """Run a simulated engine: vLLM's API, numbered tokens, and every failure on demand."""
-    spec = SimSpec(models=tuple(model)) if model else SimSpec()
     try:
-        run_sim(host, port, spec, faults)
+        spec = read_spec(engine)
+        run_sim(host, port, replace(spec, models=tuple(model)) if model else spec, faults)
     except (OSError, ValueError) as error:
         print(f"forebay sim: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

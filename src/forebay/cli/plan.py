@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from forebay.cli.calibrated import read_spec
 from forebay.cli.options import AS_JSON
 from forebay.clock import SystemClock
 from forebay.engines.sim import SimSpec
@@ -78,12 +79,6 @@ class Calibrating(Struct, frozen=True, kw_only=True):
     json: Annotated[bool, AS_JSON] = False
 
 
-class _Document(Struct):
-    """The part of a calibration's JSON that a comparison needs."""
-
-    spec: SimSpec
-
-
 def run_plan_compare(wanted: Comparison) -> int:
     """Compare ways of letting calls in, on simulated engines and the same arrivals.
 
@@ -93,7 +88,7 @@ def run_plan_compare(wanted: Comparison) -> int:
     try:
         study = Study(
             traces=tuple(tuple(trace) for trace in read_folder(wanted.traces)) if wanted.traces is not None else (),
-            spec=_spec(wanted.engine),
+            spec=read_spec(wanted.engine),
             replicas=wanted.replicas,
             load_ratio=wanted.load_ratio,
             seconds=wanted.seconds,
@@ -142,21 +137,6 @@ def run_plan_calibrate(wanted: Calibrating) -> int:
     else:
         _show(found)
     return 0
-
-
-def _spec(path: Path | None) -> SimSpec:
-    """Read the engine of a calibration.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no calibration.
-    """
-    if path is None:
-        return SimSpec()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Document).spec
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is no JSON of `forebay plan calibrate`: {error}") from None
 
 
 def _failed(error: Exception, code: int = 2) -> int:

@@ -90,7 +90,7 @@ class Caller:
         assert (await self.post("/sim/faults", list(steps))).status == 200
 
 
-async def until(true: Callable[[], bool], wait_s: float = 2.0) -> None:
+async def until(true: Callable[[], bool], wait_s: float = 20.0) -> None:
     """Wait for something that the engine does on its own."""
     async with asyncio.timeout(wait_s):
         while not true():
