@@ -144,7 +144,7 @@ def request_bytes(
 class Client:
     """One connection to the gateway; a context manager."""
 
-    def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: Address, timeout_s: float = 10.0) -> None:
         self._socket = socket.create_connection(address, timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()

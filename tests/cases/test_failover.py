@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from cases.pair import CHAT
 from cases.rawhttp import Response, ask, chat
-from gateway_process import PATIENCE, Document, Gateway, document, eventually, pool
+from gateway_process import Document, Gateway, document, eventually, pool
 from notation import DONE, FIN, HANG, RST, STOP, USAGE, Answer, D, Wait, completion, reply, stream
 from scripted import ScriptedEngine, Seen
 

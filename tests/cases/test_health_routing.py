@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cases.pair import CHAT, Pair
 from cases.rawhttp import Client, chat, request_bytes
-from gateway_process import PATIENCE, document, eventually, pool
+from gateway_process import document, eventually, pool
 from notation import STOP, D, reply, stream
 from scripted import ScriptedEngine
 

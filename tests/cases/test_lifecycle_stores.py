@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cases.pair import CHAT, Pair
 from cases.rawhttp import Client, Response, ask, chat, request_bytes
-from gateway_process import PATIENCE, Gateway, document, eventually, pool
+from gateway_process import Gateway, document, eventually, pool
 from notation import DONE, STOP, USAGE, D, stream
 from real_redis import RealRedis
 

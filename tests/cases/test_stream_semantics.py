@@ -7,7 +7,7 @@ import openai
 import pytest
 from cases.pair import CHAT, Pair
 from cases.rawhttp import MESSAGES, Client, chat, request_bytes
-from gateway_process import PATIENCE, document, eventually
+from gateway_process import document, eventually
 from notation import DONE, ERROR, HANG, STOP, USAGE, Answer, D, event, part, stream
 from scripted import ScriptedEngine
 

@@ -18,7 +18,11 @@ def test_without_a_file_it_is_that_of_the_study() -> None:
     assert read_spec(None) == SimSpec()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": {"max_num_seqs": "many"}}', '{"spec": {"max_num_seqs": 0}}'])
+SEVERAL = '{"spec": {"max_num_seqs": "several"}}'
+NONE = '{"spec": {"max_num_seqs": 0}}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", SEVERAL, NONE])
 def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "engine.json"
     file.write_text(text)

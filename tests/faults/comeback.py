@@ -92,17 +92,14 @@ class Told(NamedTuple):
     identities: set[str]
 
 
-def read(chunks: Iterator[Document], begun: Callable[[], object] = lambda: None) -> Told:
+def read(chunks: Iterator[Document]) -> Told:
     """Read chunks as clients do."""
     text, finishes, usages, identities = "", [], [], set()
     for chunk in chunks:
         identities.add(f"{chunk['id']} {chunk['created']} {chunk['model']}")
         usages += [chunk["usage"]] if chunk.get("usage") else []
         for choice in chunk["choices"]:
-            more = choice.get("text") or choice.get("delta", {}).get("content") or ""
-            if more and not text:
-                begun()
-            text += more
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
             finishes += [choice["finish_reason"]] if choice.get("finish_reason") else []
     return Told(text, finishes, usages, identities)
 

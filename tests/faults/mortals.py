@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cases.rawhttp import request_bytes
 from faults.client import Link, Timed
 from faults.engines import LoopThread
-from gateway_process import PATIENCE, Document, Gateway, eventually
+from gateway_process import Document, Gateway, eventually
 
 from forebay.engines.sim.spec import VocabularyName
 from forebay.engines.sim.tokens import VOCABULARIES
@@ -39,21 +39,17 @@ NUMBERS = itertools.count()
 BY_TEXT: Document = {"stop": ["nobody says this"]}
 
 
-# What `forebay sim --port 0 --model m` does, at a pace of one's own.
-PROGRAM = """
-import sys
-from forebay.cli.sim import run_sim
-from forebay.engines.sim import SimSpec
-run_sim("127.0.0.1", 0, SimSpec(models=("m",), iteration_base_ms=float(sys.argv[1])), None)
-"""
-
-
 class Sim:
     """A `forebay sim` in a process of its own, where each token takes so long, and a little more."""
 
-    def __init__(self, token_ms: float = 10.0) -> None:
-        command = [sys.executable, "-c", PROGRAM, str(token_ms)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def __init__(self, token_ms: float = 30.0) -> None:
+        command = [sys.executable, "-m", "forebay.cli.main", "sim", "--port", "0", "--model", "m"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([*command, "--engine", "/dev/stdin"], stdin=pipe, stdout=pipe, text=True)
+        assert self._process.stdin is not None
+        with self._process.stdin as engine:
+            json.dump({"spec": {"iteration_base_ms": token_ms}}, engine)
+        self._process.stdin = None  # closed: `communicate` would write to it
         self.url = ""
 
     def wait(self) -> None:
@@ -154,7 +150,7 @@ class Field:
         self.links: list[Link] = []
 
     async def link(self) -> Link:
-        """A client that `under_way` waits for."""
+        """A client that `under_way` sees."""
         link = await Link.open(self.gateway.address)
         self.links.append(link)
         return link
@@ -172,14 +168,16 @@ class Field:
         async def together() -> list[Timed]:
             return await asyncio.gather(*map(call, asked))
 
+        self.links = []
         running = asyncio.run_coroutine_threadsafe(together(), self.thread.loop)
         meanwhile()
         return running.result(90)
 
-    def under_way(self, count: int) -> None:
-        """Wait until so many answers are being made; 60 tokens take 0.6 s at least, so that none is over by then."""
-        assert eventually(lambda: sum(sim.running() for sim in self.sims) >= count, 30)
-        time.sleep(0.2)
+    def under_way(self, count: int, unseen: int = 0) -> None:
+        """Wait until so many answers are being made, and begun at all clients, but for those that are not ours."""
+        seen = count - unseen
+        assert eventually(lambda: sum(link.begun for link in self.links) >= seen, 30), f"fewer than {seen} have begun"
+        assert eventually(lambda: sum(sim.running() for sim in self.sims) >= count, 30), f"fewer than {count} run"
 
     def rows(self, asked: Sequence[Asked]) -> list[Document]:
         """The rows of the calls in their order."""

@@ -3,14 +3,13 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Semaphore
 from typing import Any
 
 import pytest
 from faults.comeback import KEY, Begun, Story, http_client, whole
 from faults.crew import kill, pid_of, shown
 from faults.mortals import Sim, settings_for
-from gateway_process import PATIENCE, Document, Gateway, eventually
+from gateway_process import Document, Gateway, eventually
 
 pytestmark = pytest.mark.integration
 
