@@ -16,7 +16,7 @@ from faults.process_view import is_alive
 from gateway_process import Document, Gateway, eventually
 
 STREAMS = 40
-TOKENS = 80  # some two seconds on the paced engine
+TOKENS = 200  # some four seconds on the paced engine
 
 
 class Ended(NamedTuple):
