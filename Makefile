@@ -12,6 +12,7 @@
 #   make bench-deaths     engines that die in the middle of answers
 #   make bench-faults     the gateway's own faults under load, needs root for two of them, about 11 minutes
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
+#   make bench-tenants    one of a hundred tenants goes bad, on a virtual clock, about three minutes
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
 #   make clean    remove .venv, caches and build output
@@ -32,7 +33,7 @@ LOCKED := install --no-deps --require-hashes
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-faults bench-ladder bench-nodes docs lock clean
+.PHONY: demo test test-installed check bench bench-collapse bench-fairness bench-classes bench-deaths bench-faults bench-ladder bench-nodes bench-tenants docs lock clean
 
 demo: $(VENV)/.demo
 	exec $(BIN)/forebay serve $(ARGS)
@@ -54,7 +55,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.demo
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-collapse bench-classes bench-deaths bench-faults bench-ladder bench-nodes: $(VENV)/.demo
+bench-collapse bench-classes bench-deaths bench-faults bench-ladder bench-nodes bench-tenants: $(VENV)/.demo
 	$(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 bench-fairness: $(VENV)/.demo $(VENV)/.dev

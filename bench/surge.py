@@ -97,7 +97,7 @@ class Surged(NamedTuple):
     p99_s: float
 
 
-class _Nowhere:
+class Nowhere:
     """A journal that keeps nothing."""
 
     state, recovered = "ok", 0
@@ -112,7 +112,7 @@ class _Nowhere:
     lines_dropped = lines_written
 
 
-class _Reply:
+class Reply:
     """The client's side, of which only our header lines matter."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Stage:
         self._laddering = Laddering(self._fleet, self._gate.basin, actions, clock)
         self._sparing = Sparing(self._laddering, self._fleet, self._gate.basin, clock)
         metrics = Metrics(clock)
-        self._recorder = Recorder(clock, _Nowhere(), metrics)
+        self._recorder = Recorder(clock, Nowhere(), metrics)
         self._policy = _policy(ladder, main, spare)
         for listener in (metrics, self._fleet, self._gate, actions, self._laddering):
             listener.apply(self._policy)
@@ -247,7 +247,7 @@ class Stage:
             # As `placing` does it.
             served = asked
             if self._laddering.engaged:
-                call, served = self._sparing.served(call, asked, self._policy, _Reply(), record)  # type: ignore[arg-type]
+                call, served = self._sparing.served(call, asked, self._policy, Reply(), record)  # type: ignore[arg-type]
         except Refused as refusal:
             self._refused(job, record, refusal)
             return

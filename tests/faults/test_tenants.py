@@ -1,4 +1,4 @@
-"""One tenant of twenty sends what times out; then the engines are slow for all: who is moved, and what others feel."""
+"""One tenant of twenty, or of a hundred, sends what times out; then the engines are slow for all: who is moved?"""
 
 import asyncio
 import json
@@ -23,34 +23,39 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240
 STEADY = SimSpec(
     iteration_base_ms=5, ms_per_prefill_token=0, ms_per_decode_seq=0, models=("m",), max_num_seqs=128, keep_alive_s=60
 )
-TENANTS = 20
+CROWDS = (20, 100)
+CALLS_PER_S = 20.0
 BAD = "t7"
+BAD_EVERY_S = 0.25
 TOTAL_S = 2.0
 TTL_S = 15
 FEW_TOKENS, FAR_TOO_MANY_TOKENS = 4, 2000
-EVERY_S = {BAD: 0.25}
 ERROR_LIMIT = 0.01
 
 
-def settings(engines: Engines) -> Document:
+def settings(engines: Engines, crowd: int) -> Document:
     models = engines.models()
     models["main"]["degrade"] = {"model": "spare", "ttl_s": TTL_S}
-    tenants = [{"name": f"t{n}", "keys": [f"key-of-t{n}"]} for n in range(TENANTS)]
+    tenants = [{"name": f"t{n}", "keys": [f"key-of-t{n}"]} for n in range(crowd)]
     timeouts = {"connect_s": 1, "first_byte_s": 10, "stall_s": 5, "total_s": TOTAL_S}
     pools = engines.pools(main={"max_attempts": 2})
     return document(pools=pools, models=models, tenants=tenants, timeouts=timeouts)
 
 
 class Traffic:
-    """Twenty tenants that call the model `main` at a steady pace; a context manager.
+    """Tenants that call the model `main` at a steady pace; a context manager.
+
+    Args:
+        crowd: how many they are; together they call as often, whatever their number.
 
     Attributes:
         tokens: that each tenant asks for.
         seen: ends of calls, by tenant, and `failed` or the model that answered.
     """
 
-    def __init__(self, thread: LoopThread, address: Address) -> None:
-        self.tokens = {f"t{n}": FEW_TOKENS for n in range(TENANTS)}
+    def __init__(self, thread: LoopThread, address: Address, crowd: int) -> None:
+        self.tokens = {f"t{n}": FEW_TOKENS for n in range(crowd)}
+        self._every_s = crowd / CALLS_PER_S
         self.seen: Counter[tuple[str, str]] = Counter()
         self._thread = thread
         self._address = address
@@ -77,13 +82,13 @@ class Traffic:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for number, tenant in enumerate(self.tokens):
-                group.create_task(self._pace(group, tenant, number * 0.05))
+                group.create_task(self._pace(group, tenant, number / CALLS_PER_S))
 
     async def _pace(self, group: asyncio.TaskGroup, tenant: str, offset_s: float) -> None:
         await asyncio.sleep(offset_s)
         while not self._over.is_set():
             group.create_task(self._call(tenant))
-            await asyncio.sleep(EVERY_S.get(tenant, 1.0))
+            await asyncio.sleep(BAD_EVERY_S if tenant == BAD else self._every_s)
 
     async def _call(self, tenant: str) -> None:
         body = chat("main", stream=False, max_tokens=self.tokens[tenant])
@@ -105,11 +110,11 @@ class Traffic:
 
 @pytest.fixture
 def start(thread: LoopThread, engines: Engines, node: Callable[..., Gateway]) -> Callable[..., Gateway]:
-    def started(*faults: Any) -> Gateway:
+    def started(*faults: Any, crowd: int = CROWDS[0]) -> Gateway:
         for _ in range(2):
             engines.start("main", *faults, spec=STEADY)
         engines.start("spare", spec=STEADY)
-        return node(settings(engines))
+        return node(settings(engines, crowd))
 
     return started
 
@@ -125,10 +130,11 @@ def moved(gateway: Gateway) -> list[str]:
     return [row["tenant"] for row in status_of(gateway)["tenants_degraded"]]
 
 
-def test_one_tenant_whose_calls_time_out(thread: LoopThread, start: Callable[..., Gateway]) -> None:
-    gateway = start()
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_one_tenant_whose_calls_time_out(thread: LoopThread, start: Callable[..., Gateway], crowd: int) -> None:
+    gateway = start(crowd=crowd)
     assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 30), "the control plane does not answer"
-    with Traffic(thread, gateway.address) as traffic:
+    with Traffic(thread, gateway.address, crowd) as traffic:
         traffic.tokens[BAD] = FAR_TOO_MANY_TOKENS
         began_s = time.monotonic()
         assert eventually(lambda: moved(gateway) == [BAD], 45), status_of(gateway)["actions"]
@@ -166,7 +172,7 @@ def timeline(gateway: Gateway) -> list[Document]:
 def test_engines_that_are_slow_for_all_move_nobody(thread: LoopThread, start: Callable[..., Gateway]) -> None:
     gateway = start(SlowStart(delay_s=30, always=True))
     assert eventually(lambda: gateway.admin_get("/api/status")[0] == 200, 30), "the control plane does not answer"
-    with Traffic(thread, gateway.address) as traffic:
+    with Traffic(thread, gateway.address, CROWDS[0]) as traffic:
         time.sleep(32)
         failed = traffic.count("failed", bad=False)
     assert failed >= 200, "too few calls timed out to accuse anybody"

@@ -84,3 +84,23 @@ def test_what_comes_at_the_same_moment_shares_the_iteration() -> None:
     assert engine.due_s is not None
     assert engine.pass_to(engine.due_s).ended == (1, 2)
     assert engine.due_s is None
+
+
+def test_an_aborted_sequence_leaves_with_the_iteration_in_work() -> None:
+    engine = VirtualEngine(SPEC)
+    engine.submit(0.0, Seq(1, 4, 30))
+    engine.submit(0.0, Seq(2, 4, 30))
+    for _ in range(2):
+        assert engine.due_s is not None
+        engine.pass_to(engine.due_s)
+    due_s = engine.due_s
+    assert due_s is not None
+    assert engine.abort(due_s - 0.05, 1)
+    assert not engine.abort(due_s - 0.05, 1)
+    assert engine.sequences == 1
+    assert engine.due_s is not None and engine.due_s < due_s
+    ended: list[int] = []
+    while engine.due_s is not None:
+        ended += engine.pass_to(engine.due_s).ended
+    assert ended == [2]
+    assert (engine.sequences, engine.kv_usage_ratio) == (0, 0.0)

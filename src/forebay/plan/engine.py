@@ -65,16 +65,18 @@ class VirtualEngine:
             QueueFull: its queue is at its bound.
             ValueError: it can never run the sequence.
         """
-        stretch = self._stretch
-        if stretch is not None:
-            done = floor((now_s - self._began_s) / stretch.duration_s - _ROUNDING) + 1
-            done = max(1, min(stretch.iterations, done))
-            # The model moves at once to the end of the iteration in work, as it does when it is stepped.
-            self._model.jump(done)
-            self._stretch, self.due_s = None, self._began_s + done * stretch.duration_s
+        self._cut(now_s)
         self._model.submit(seq)
         if self.due_s is None:
             self.due_s = now_s
+
+    def abort(self, now_s: float, seq_id: int) -> bool:
+        """Drop a sequence whose client has left; return whether it was there.
+
+        What the iteration in work makes of it is still news.
+        """
+        self._cut(now_s)
+        return self._model.abort(seq_id)
 
     def pass_to(self, now_s: float) -> News:
         """End what is due, begin what comes next, and return what has happened.
@@ -98,3 +100,12 @@ class VirtualEngine:
             self._news = News(first, iteration.finished)
             self.due_s = now_s + iteration.duration_s
         return news
+
+    def _cut(self, now_s: float) -> None:
+        """End a jump with the iteration in work: the model moves at once to its end, as it does when it is stepped."""
+        stretch = self._stretch
+        if stretch is not None:
+            done = floor((now_s - self._began_s) / stretch.duration_s - _ROUNDING) + 1
+            done = max(1, min(stretch.iterations, done))
+            self._model.jump(done)
+            self._stretch, self.due_s = None, self._began_s + done * stretch.duration_s
