@@ -12,7 +12,7 @@
 #   make bench-deaths     engines that die in the middle of answers
 #   make bench-faults     the gateway's own faults under load, needs root for two of them, about 11 minutes
 #   make bench-ladder     the ladder in a surge and in health, on a virtual clock, under a minute
-#   make bench-tenants    one of a hundred tenants goes bad, on a virtual clock, about three minutes
+#   make bench-tenants    one of a hundred tenants goes bad, on a virtual clock, about 4 minutes
 #   make docs     test the documentation against the code
 #   make lock     pin the newest releases that are at least 7 days old (UPGRADE= keeps the pins it can)
 #   make clean    remove .venv, caches and build output
