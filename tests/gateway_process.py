@@ -4,6 +4,7 @@ import atexit
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,16 +22,23 @@ from scripted import ScriptedEngine
 
 Document = dict[str, Any]
 START_LIMIT_S = 60.0
+# The least one of /proc/sys/net/ipv4/ip_local_port_range, as Linux has it unless it is changed.
+FIRST_OUTGOING_PORT = 32_768
 STOP_LIMIT_S = 30.0
 QUICK_TIMEOUTS = {"connect_s": 1, "first_byte_s": 2, "stall_s": 1, "total_s": 30}
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback that nobody listens on at this moment.
+
+    Never one that the system gives to connections that go out: until it is listened on, one of these could take it.
+    """
+    chance = random.SystemRandom()
+    while True:
+        port = chance.randrange(10_000, FIRST_OUTGOING_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def eventually(check: Callable[[], bool], within_s: float = 30.0) -> bool:

@@ -36,7 +36,7 @@ class RealRedis:
     def start(self) -> None:
         """Start it, empty, and wait until it answers."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert eventually(self._answers, 10), "redis-server does not answer"
+        assert eventually(self._answers, 60), "redis-server does not answer"
 
     def freeze(self) -> None:
         """Let it hang: connections stay open, and nothing is answered."""

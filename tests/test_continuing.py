@@ -91,6 +91,13 @@ class World:
         call = changed(call_of(100), max_tokens=limit)
         return await self.continuer.go_on(call, sending, (verdict, dead), self.attempt, partners)
 
+    async def company(self) -> None:
+        """Wait until the client of the last answer has been kept company twice."""
+        await asyncio.sleep(0)  # what was just started makes its reply
+        async with asyncio.timeout(60):
+            while self.reply.body.count(PING) < 2:
+                await asyncio.sleep(0.001)
+
     async def settle(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
@@ -167,9 +174,8 @@ def test_a_pool_without_room_is_waited_for() -> None:
         world = World("a", "b", max_in_flight=1)
         held = world.bench.into("b")
         running = asyncio.ensure_future(world.go_on(world.follow(ping_s=0.005)))
-        await asyncio.sleep(0.05)
+        await world.company()
         assert not running.done() and world.legs == [], "it gave up, or took the dead one"
-        assert PING in world.reply.body
         held.report(None, answered=True)
         assert await running is WELL
         assert world.legs == ["b"]
@@ -296,7 +302,7 @@ def test_a_client_that_leaves_while_its_answer_waits_gives_its_turn_back() -> No
         world.free.set()
         assert await running is WELL
         # Had one of them kept its turn, this answer would wait for ever.
-        assert await asyncio.wait_for(world.go_on(world.follow()), 20) is WELL
+        assert await asyncio.wait_for(world.go_on(world.follow()), 60) is WELL
 
     asyncio.run(scene())
 
@@ -316,7 +322,7 @@ def test_a_client_that_leaves_while_its_leg_runs_or_looks_for_room_gives_its_tur
         await asyncio.gather(looking, return_exceptions=True)
         held.in_flight = 0
         world.free.set()
-        assert await asyncio.wait_for(world.go_on(world.follow()), 20) is WELL
+        assert await asyncio.wait_for(world.go_on(world.follow()), 60) is WELL
 
     asyncio.run(scene())
 
@@ -328,8 +334,7 @@ def test_a_client_that_waits_for_its_turn_is_kept_company() -> None:
         (first,) = waiting(world, 1)
         await world.settle()
         second = asyncio.ensure_future(world.go_on(world.follow(ping_s=0.002)))
-        await asyncio.sleep(0.03)
-        assert PING in world.reply.body
+        await world.company()
         world.free.set()
         await asyncio.gather(first, second)
 

@@ -327,7 +327,7 @@ def embedded_port() -> Iterator[int]:
         port = free.getsockname()[1]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(embedded.command(port), stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while not healthy(port):
             assert process.poll() is None
             assert time.monotonic() < deadline_s

@@ -94,7 +94,7 @@ class World:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 20))
+    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 def test_while_all_is_well_nothing_is_looked_at() -> None:

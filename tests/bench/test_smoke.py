@@ -23,5 +23,5 @@ def test_a_quick_run_measures_both_peers(tmp_path: Path, capfd: pytest.CaptureFi
     assert code == 0, printed.err
     document = json.loads(out.read_text())
     assert {run["peer"] for run in document["runs"]} == {"forebay", "nginx"}
-    assert all(1 < run["figures"]["us_per_request"] < 1000 for run in document["runs"])
+    assert all(1 < run["figures"]["us_per_request"] < 10_000 for run in document["runs"])
     assert "CPU per request" in printed.out

@@ -342,7 +342,7 @@ def llamacpp() -> Iterator[str]:
 
 
 def until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while True:
         try:
             urllib.request.urlopen(url, timeout=5).close()

@@ -1,7 +1,6 @@
 """What a comparison of two answers does not show: what reaches the engine, and when it is let go."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -98,9 +97,7 @@ def test_a_client_that_leaves_frees_the_engine(world: World, target: str) -> Non
         client.send(request_bytes("POST", target, {"model": "alias", "stream": True, **LONG, **asked}))
         head = client.read_events(6).decode("latin-1")
         assert world.busy_slots() == 1
-    left_s = time.monotonic()
-    assert eventually(lambda: world.busy_slots() == 0, 1.0), "the engine still works for nobody"
-    assert time.monotonic() - left_s < 1.0
+    assert eventually(lambda: world.busy_slots() == 0, 5.0), "the engine still works for nobody"
     request_id = head.lower().partition("x-request-id: ")[2].partition("\r\n")[0]
     row = world.gateway.close_line(request_id)
     assert (row["outcome"], row["status"]) == ("client_closed", 499)
@@ -113,7 +110,7 @@ def test_a_client_that_leaves_before_a_whole_answer_is_let_go(world: World) -> N
     with Client(world.gateway.address, 60) as client:
         client.send(request_bytes("POST", CHAT, {"model": "alias", "messages": HELLO, **LONG, "max_tokens": 60}))
         assert eventually(lambda: world.busy_slots() == 1)
-    assert eventually(world.gateway.idle, 1.0)
+    assert eventually(world.gateway.idle)
     assert eventually(lambda: world.busy_slots() == 0, 30.0)
 
 

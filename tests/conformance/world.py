@@ -72,7 +72,7 @@ def post(address: Address, target: str, payload: object, **more: Any) -> Respons
 
 def get(address: Address, path: str) -> tuple[int, bytes]:
     """GET: status (0 when nobody answers) and body."""
-    connection = http.client.HTTPConnection(*address, timeout=5)
+    connection = http.client.HTTPConnection(*address, timeout=30)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -95,7 +95,7 @@ def running(command: list[str], address: Address) -> Iterator[Address]:
         yield address
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def embedded_engine() -> tuple[list[str], Address]:

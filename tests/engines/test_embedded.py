@@ -91,7 +91,7 @@ class Child:
         # llama.cpp closes a connection after a streamed answer without saying so: nothing is kept alive.
         once = httpx.Limits(max_keepalive_connections=0)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, limits=once)
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while not self._ready():
             assert self.process.poll() is None
             assert time.monotonic() < deadline_s
@@ -107,7 +107,7 @@ class Child:
         self.client.close()
         if self.process.poll() is None:
             self.process.kill()
-        output, _ = self.process.communicate(timeout=10)
+        output, _ = self.process.communicate(timeout=60)
         return output.decode()
 
 

@@ -212,11 +212,15 @@ def test_an_answer_that_lacks_its_last_chunk_is_finished_and_its_connection_kept
     made = engine()
 
     async def test(caller: Caller) -> None:
-        made.play(stream(D("x"), STOP, DONE, Wait(0.05)))
+        made.play(stream(D("x"), STOP, DONE, Wait(0.2)))
         verdict = await caller.ask(replica_of(made))
         assert verdict.outcome is Outcome.OK
-        assert caller.upstream.connections.take(replica_of(made)) is None
-        await asyncio.sleep(0.2)
+        connections = caller.upstream.connections
+        assert connections.take(replica_of(made)) is None
+        async with asyncio.timeout(30):
+            while (kept := connections.take(replica_of(made))) is None:
+                await asyncio.sleep(0.005)
+        connections.give_back(kept)
         assert (await caller.ask(replica_of(made))).outcome is Outcome.OK
 
     run(test)
@@ -249,7 +253,7 @@ def test_a_cancelled_try_cuts_the_engine(engine: Callable[..., ScriptedEngine]) 
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        for _ in range(100):
+        for _ in range(3000):
             if made.posts[0].closed_s is not None:
                 break
             await asyncio.sleep(0.01)

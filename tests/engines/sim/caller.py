@@ -57,7 +57,7 @@ class Caller:
     def __init__(self, server: SimServer) -> None:
         self.server = server
 
-    async def send(self, method: str, path: str, body: Any = None, wait_s: float = 5.0, headers: str = "") -> Raw:
+    async def send(self, method: str, path: str, body: Any = None, wait_s: float = 60.0, headers: str = "") -> Raw:
         """Send one request on a connection of its own and read to its end, or for `wait_s`."""
         reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -83,7 +83,7 @@ class Caller:
     async def post(self, path: str, body: Any, **options: Any) -> Raw:
         return await self.send("POST", path, body, **options)
 
-    async def chat(self, wait_s: float = 5.0, **fields: Any) -> Raw:
+    async def chat(self, wait_s: float = 60.0, **fields: Any) -> Raw:
         return await self.post("/v1/chat/completions", chat(**fields), wait_s=wait_s)
 
     async def faults(self, *steps: dict[str, Any]) -> None:

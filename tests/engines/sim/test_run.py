@@ -37,13 +37,13 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
             body = json.dumps({"model": "b", "prompt": "x"}).encode()
             request = urllib.request.Request(f"{found[1]}/v1/completions", body)
             with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(request, timeout=5)
+                urllib.request.urlopen(request, timeout=60)
             assert caught.value.code == 503
             caught.value.close()
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 assert json.load(answer)["model"] == "b"
             process.send_signal(number)
-            assert process.wait(5) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
