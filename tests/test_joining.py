@@ -381,7 +381,7 @@ def test_the_openai_client_is_charged_once_for_its_own_retries(joined: Pair) -> 
     """It gives up on a slow answer and sends the same request again, key and all."""
     joined.engine.play(Answer((Wait(1.0), *reply(200, completion("plain", prompt=3, tokens=4)).steps)))
     before = spent(joined)
-    client = openai.OpenAI(api_key="key-A", base_url=f"{joined.gateway.base_url}/v1", timeout=0.9, max_retries=2)
+    client = openai.OpenAI(api_key="key-A", base_url=f"{joined.gateway.base_url}/v1", timeout=0.9, max_retries=10)
     made = client.chat.completions.create(model="plain", messages=MESSAGES, extra_headers={"Idempotency-Key": "sdk"})  # type: ignore[call-overload]
     assert made.choices[0].message.content == "ok"
     assert len(joined.engine.posts) == 1 and spent(joined) - before == 7

@@ -72,10 +72,10 @@ def test_no_connection_is_a_failure() -> None:
 
 
 def test_an_open_loop_waits_for_nobody_and_forgets_none() -> None:
-    asks = [Ask(0.01 * n, "long" if n == 3 else "short", n) for n in range(8)]
+    asks = [Ask(0.05 * n, "long" if n == 3 else "short", n) for n in range(8)]
 
     async def work(_: SimServer, client: Client) -> list[Sample]:
-        return await open_loop(client, asks, LENGTHS, Prompts("1"), 0.4, SystemClock())
+        return await open_loop(client, asks, LENGTHS, Prompts("1"), 2.0, SystemClock())
 
     samples = with_engine(work, Hang())
     assert [(s.number, s.kind) for s in samples] == [(ask.number, ask.kind) for ask in asks]
@@ -86,7 +86,7 @@ def test_an_open_loop_waits_for_nobody_and_forgets_none() -> None:
 
 def test_a_closed_loop_keeps_so_many_open_and_waits_for_the_last() -> None:
     async def work(_: SimServer, client: Client) -> list[Sample]:
-        return await closed_loop(client, 3, 0.3, LENGTHS, Prompts("1"), SystemClock())
+        return await closed_loop(client, 3, 1.0, LENGTHS, Prompts("1"), SystemClock())
 
     samples = with_engine(work)
     assert len(samples) >= 6 and all(s.end == "ok" for s in samples)
