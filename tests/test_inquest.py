@@ -330,6 +330,24 @@ def test_a_feature_that_fails_is_sent_elsewhere_then_refused_and_comes_back() ->
     run(scenario())
 
 
+def test_a_cut_that_nobody_asks_about_is_forgotten_and_listed_as_back() -> None:
+    async def scenario() -> None:
+        world = World("a", "b")
+        plain = world.call()
+        world.lose(world.call(**PICTURE), "a", kind=FailureKind.STATUS)
+        for _ in range(MIN_OTHERS):
+            world.answer(plain, world.bench.into("a"))
+        for _ in range(MIN_CALLS - 1):
+            world.lose(world.call(**PICTURE), "a", kind=FailureKind.STATUS)
+        assert dict(world.inquest.cutoffs.readings()) == {("main", "chat", "m", "images"): 1.0}
+        world.bench.clock.advance(86_400.0)
+        world.inquest.cutoffs.tick()
+        assert not world.inquest.cutoffs.watches and dict(world.inquest.cutoffs.readings()) == {}
+        assert [line.what for line in world.actions.shown() if line.kind == "feature"] == ["back", "cut off"]
+
+    run(scenario())
+
+
 def test_a_suspect_whose_feature_is_cut_off_ends_its_trial() -> None:
     async def scenario() -> None:
         world = World("a", "b")

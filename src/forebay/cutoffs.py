@@ -43,8 +43,11 @@ class Cutoffs:
         self.features = FeatureBreakers()
 
     def tick(self) -> None:
-        """See whether calls have to be told of; called ten times a second."""
-        self.watches = self.features.watches(self._clock.now_s())
+        """Forget what nobody asks for, and see whether calls have to be told of; called ten times a second."""
+        now_s = self._clock.now_s()
+        for key, feature in self.features.expire(now_s):
+            self._note_back(key, feature, "no call has asked for it since its time was up")
+        self.watches = self.features.watches(now_s)
 
     def admit(self, call: Call, members: Members, model: Model) -> None:
         """Turn away what asks for a feature that is cut off on the whole pool, when no other model may serve it.
@@ -117,8 +120,7 @@ class Cutoffs:
             self.features.cancelled(key, replica, mask)
             return
         for feature in self.features.answered(key, replica, mask, self._clock.now_s()):
-            log.warning("feature %s of model %s is let in again in pool %s", feature, key[2], key[0])
-            self._actions.note((key[0], "feature", f"{feature} ({key[2]})"), "back", "a call with it was answered")
+            self._note_back(key, feature, "a call with it was answered")
 
     def readings(self) -> Iterator[tuple[tuple[str, ...], float]]:
         """Yield on how many replicas what is cut off, for the gauge."""
@@ -136,6 +138,11 @@ class Cutoffs:
         reason = f"{endpoint} on {newest.replica or 'all replicas'}: {newest.reason}"
         log.warning("feature %s of model %s is cut off in pool %s, %s", feature, model, pool, reason)
         self._actions.note((pool, "feature", f"{feature} ({model})"), "cut off", reason, newest.left_s, _UNDO)
+
+    def _note_back(self, key: Key, feature: str, reason: str) -> None:
+        """Put a feature that is let in again into the list of actions."""
+        log.warning("feature %s of model %s is let in again in pool %s: %s", feature, key[2], key[0], reason)
+        self._actions.note((key[0], "feature", f"{feature} ({key[2]})"), "back", reason)
 
     def _refusal(self, key: Key, feature: str) -> Refused:
         cuts = [cut for cut in self.features.shown(self._clock.now_s()) if cut.feature == feature]

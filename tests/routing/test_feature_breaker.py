@@ -11,6 +11,7 @@ from forebay.routing.feature_breaker import (
     CRASH_OPEN_S,
     HALF_WINDOW_S,
     HINT_CALLS,
+    IDLE_S,
     MAX_CRASH_OPEN_S,
     MAX_KEYS,
     MAX_OPEN_S,
@@ -251,3 +252,20 @@ def test_of_any_history_what_is_cut_off_comes_back(steps: list[tuple[str, int, s
                 breakers.crashed([Suspected(KEY, of, number)], now_s)
     later_s = now_s + MAX_CRASH_OPEN_S + PROBE_S
     assert all(breakers.refuses(KEY, replica, 511, later_s) == "" for replica in ("a", "b", ALL))
+
+
+def test_a_cut_that_nobody_asks_about_is_forgotten() -> None:
+    breakers = watching()
+    fail(breakers, MIN_CALLS)
+    assert breakers.expire(OPEN_S + IDLE_S - 1.0) == [] and breakers.watches(OPEN_S + IDLE_S - 1.0)
+    assert breakers.expire(OPEN_S + IDLE_S) == [(KEY, "images")]
+    assert not breakers.watches(OPEN_S + IDLE_S) and breakers.shown(OPEN_S + IDLE_S) == []
+    assert breakers.expire(OPEN_S + IDLE_S) == []
+
+
+def test_a_probe_puts_off_that_a_cut_is_forgotten() -> None:
+    breakers = watching()
+    fail(breakers, MIN_CALLS)
+    breakers.begins(KEY, "a", IMAGES, 100.0)
+    assert breakers.expire(OPEN_S + IDLE_S) == breakers.expire(100.0 + PROBE_S + IDLE_S - 1.0) == []
+    assert breakers.expire(100.0 + PROBE_S + IDLE_S) == [(KEY, "images")]

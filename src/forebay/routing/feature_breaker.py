@@ -10,8 +10,9 @@ on one replica, or on all of the pool.
   With a share `s` of the traffic and `k` suspects, one of them has it by chance with 1 - (1 - s)^k. A request that
   kills twice is counted once: it is the request, not its feature.
 
-Cut off, it lets one probe through once its time is up; each failure of a probe doubles the time. Calls are counted
-only for two minutes after a failure, so that engines that are well cost nothing.
+Cut off, it lets one probe through once its time is up; each failure of a probe doubles the time. A cut that
+nobody probes is forgotten half an hour later. Calls are counted only for two minutes after a failure, so that engines
+that are well cost nothing.
 """
 
 import math
@@ -41,6 +42,8 @@ CRASH_WINDOW_S: Final = 1800.0
 MAX_CHANCE: Final = 0.05
 PROBE_S: Final = 60.0
 """A probe that is still running after this long no longer keeps the next one out."""
+IDLE_S: Final = 1800.0
+"""A cut is forgotten when its time has been up for so long, and nobody has probed it."""
 
 MAX_KEYS: Final = 256
 MAX_CRASHES: Final = 16
@@ -125,6 +128,10 @@ class _Cut:
         self.until_s = now_s + self.open_s
         self.probe_s = None
 
+    def is_idle(self, now_s: float) -> bool:
+        probed_s = self.until_s if self.probe_s is None else self.probe_s + PROBE_S
+        return now_s >= max(self.until_s, probed_s) + IDLE_S
+
 
 class _Scope:
     """What is counted under one key: by replica, in the running half of the window and in the one before."""
@@ -184,6 +191,16 @@ class FeatureBreakers:
     def watches(self, now_s: float) -> bool:
         """Say whether calls have to be told of: something is cut off, or has failed a while ago."""
         return now_s < self.watching_s or any(scope.cuts for scope in self._scopes.values())
+
+    def expire(self, now_s: float) -> list[tuple[Key, str]]:
+        """Forget what is cut off though nobody has asked for it in a long time; return the features."""
+        expired: list[tuple[Key, str]] = []
+        for key, scope in self._scopes.items():
+            idle = [each for each, cut in scope.cuts.items() if cut.is_idle(now_s)]
+            for each in idle:
+                del scope.cuts[each]
+                expired.append((key, FEATURES[each[1]]))
+        return expired
 
     def refuses(self, key: Key, replica: str, mask: int, now_s: float) -> str:
         """Say which feature of a call is cut off; empty when it may go. Changes nothing.
