@@ -7,7 +7,8 @@ from admission.before_limits import MIDDLE_S, Limits, denied, taken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.admission.quota import Denied, Reservation, Window
+from forebay.admission.quota import Account, Denied, Reservation, Window
+from forebay.admission.spending import Ledger
 from forebay.domain import Spend, Tenant
 from forebay.errors import CODES
 
@@ -263,3 +264,13 @@ def test_a_call_that_goes_on_is_no_request_more() -> None:
     assert denied(limits.reserve(tenant, 1, 2.0)).code == "requests_limit", "the release gave no request back"
     assert denied(limits.quota.reserve(tenant, Spend(41, 0.0, 0), 2.0, MIDDLE_S)).code == "insufficient_quota"
     taken(limits.quota.reserve(tenant, Spend(40, 0.0, 0), 2.0, MIDDLE_S))
+
+
+def test_what_can_never_fit_is_not_told_as_wanted() -> None:
+    tenant = Tenant("a", tokens_per_minute=100)
+    account = Account(tenant, Ledger().purse("a"))
+    account.confine((None, None, 40))
+    never, later = account.denial(10**18, 0.0), account.denial(60, 0.0)
+    assert never == Denied("insufficient_quota", None, "tokens_minute")
+    assert later is not None and later.retry_after_s is not None
+    assert account.asked(0.0) == (0, 0, 120), "only what fits once the share grows"

@@ -150,8 +150,10 @@ class Account:
             return Denied("requests_limit", wait_s, "requests")
         ceiling = self._tokens
         if ceiling is not None and self.tokens.total + tokens > ceiling:
-            self._refused[2] += tokens
             wait_s = _retry_s(self.tokens, tokens, ceiling, self.tenant.tokens_per_minute, now_s)
+            if wait_s is not None:
+                # What is above the tenant's own limit fits nowhere: told as wanted, it would take the others' share.
+                self._refused[2] += tokens
             return Denied("insufficient_quota", wait_s, "tokens_minute")
         return None
 
