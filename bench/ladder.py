@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "findings": [{**finding._asdict(), "passed": finding.passed} for finding in findings],
         "surges": [{name: arm._asdict() for name, arm in runs.items()} for runs in arms],
     }
-    write_json(args.json or RESULTS / "local" / "ladder.json", document)
+    write_json(args.json or RESULTS / "ladder.json", document)
     return 0 if all(finding.passed for finding in findings) else 1
 
 

@@ -126,7 +126,7 @@ def measure(args: argparse.Namespace) -> bool:
         "findings": [{**finding._asdict(), "passed": finding.passed} for finding in findings],
         "runs": [{way: seen._asdict() for way, seen in run.items()} for run in runs],
     }
-    write_json(args.json or RESULTS / "local" / "tenants.json", document)
+    write_json(args.json or RESULTS / "tenants.json", document)
     return all(finding.passed for finding in findings)
 
 
