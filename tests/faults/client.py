@@ -23,13 +23,13 @@ class Link:
     """One keep-alive connection to the gateway.
 
     Attributes:
-        begun: something of a streamed answer has come.
+        pieces: chunks of streamed answers that have come.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.begun = False
+        self.pieces = 0
 
     @classmethod
     async def open(cls, address: Address) -> Self:
@@ -82,7 +82,7 @@ class Link:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return bytes(body), False
             data, whole = await self._exactly(size + 2)
-            self.begun = self.begun or data.startswith(b"data: ")
+            self.pieces += data.startswith(b"data: ")
             now_s = time.monotonic()
             gaps_s.append(now_s - last_s)
             last_s = now_s

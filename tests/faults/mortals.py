@@ -173,10 +173,17 @@ class Field:
         meanwhile()
         return running.result(90)
 
-    def under_way(self, count: int, unseen: int = 0) -> None:
-        """Wait until so many answers are being made, and begun at all clients, but for those that are not ours."""
-        seen = count - unseen
-        assert eventually(lambda: sum(link.begun for link in self.links) >= seen, 30), f"fewer than {seen} have begun"
+    def under_way(self, count: int, unseen: int = 0, more: int = 1) -> None:
+        """Wait until so many answers are being made.
+
+        And until all clients, but for those that are not ours, have so many chunks more than now; one in any case.
+        """
+        had, seen = {link: link.pieces for link in self.links} if more > 1 else {}, count - unseen
+
+        def on_the_way() -> int:
+            return sum(link.pieces >= had.get(link, 0) + more for link in self.links)
+
+        assert eventually(lambda: on_the_way() >= seen, 30), f"{on_the_way()} of {seen} clients have so much"
         assert eventually(lambda: sum(sim.running() for sim in self.sims) >= count, 30), f"fewer than {count} run"
 
     def rows(self, asked: Sequence[Asked]) -> list[Document]:

@@ -27,6 +27,7 @@ from faults.mortals import (
 from gateway_process import Document, Gateway, eventually
 
 from forebay.engines.sim.tokens import VOCABULARIES
+from forebay.routing.poison import INNOCENT_TOKENS
 
 pytestmark = pytest.mark.integration
 
@@ -249,16 +250,11 @@ def test_two_of_three_die_one_after_the_other(start: Start) -> None:
     field = start(3)
     asked = variety(30, tokens=400)
 
-    def cleared() -> bool:
-        # Who is suspected of one death would be found guilty of a second one.
-        return field.gateway.metric("forebay_suspect_requests") == 0
-
     def die() -> None:
-        field.under_way(30)
+        # Who has just begun when an engine dies is suspected of it, and would be found guilty of a second death.
+        field.under_way(30, more=INNOCENT_TOKENS + 5)
         field.sims[0].signal(signal.SIGKILL)
-        assert eventually(lambda: field.gateway.metric("forebay_engine_deaths_total") == 1, 30)
-        field.under_way(30)
-        assert eventually(cleared, 30), "calls that are well are still suspected"
+        field.under_way(30, more=INNOCENT_TOKENS + 5)
         field.sims[1].signal(signal.SIGKILL)
 
     all_whole(field, asked, field.ask(asked, die), CUT_GAP_S)
@@ -286,7 +282,7 @@ def test_clients_that_leave_while_their_answers_wait_free_everything(start: Star
             link = await field.link()
             link.writer.write(a.bytes())
             await link.reader.readuntil(b"data: ")
-            link.begun = True
+            link.pieces = 1
             await event.wait()
             link.reset()
 

@@ -32,6 +32,8 @@ def refuses(gateway: Gateway) -> bool:
         socket.create_connection(gateway.address, timeout=5).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        return False  # it was listened on until this moment
     return False
 
 
