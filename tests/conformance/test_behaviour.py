@@ -9,7 +9,7 @@ from cases.rawhttp import Client, Response, request_bytes
 from conformance.cases import CHAT, COMPLETIONS, EMBEDDINGS, HELLO, MESSAGES, RESPONSES, TALK, UNICODE
 from conformance.compare import Repeated, answer
 from conformance.world import World
-from gateway_process import eventually
+from gateway_process import PATIENCE, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 SHORT: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_frees_the_engine(world: World, target: str) -> Non
         client.send(request_bytes("POST", target, {"model": "alias", "stream": True, **LONG, **asked}))
         head = client.read_events(6).decode("latin-1")
         assert world.busy_slots() == 1
-    assert eventually(lambda: world.busy_slots() == 0, 5.0), "the engine still works for nobody"
+    assert eventually(lambda: world.busy_slots() == 0, 1.0 * PATIENCE), "the engine still works for nobody"
     request_id = head.lower().partition("x-request-id: ")[2].partition("\r\n")[0]
     row = world.gateway.close_line(request_id)
     assert (row["outcome"], row["status"]) == ("client_closed", 499)
