@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.edge.body import Asked, read
+from forebay.edge.body import Asked, limit_key, read
 from forebay.edge.prompt import choices
 from forebay.errors import Refused
 from forebay.wire.endpoints import BY_PATH, Endpoint
@@ -61,7 +61,6 @@ def test_null_means_absent() -> None:
         ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": True}, "invalid_value", "max_tokens"),
         ({"max_completion_tokens": []}, "invalid_value", "max_completion_tokens"),
-        ({"max_output_tokens": -5}, "invalid_value", "max_output_tokens"),
     ],
 )
 def test_wrong_types_are_named(members: dict[str, object], code: str, param: str) -> None:
@@ -177,12 +176,33 @@ def test_whether_usage_is_wanted(members: dict[str, object], wants: bool) -> Non
         ({"max_tokens": 0}, 0),
         ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
         ({"max_tokens": 5, "max_completion_tokens": None}, 5),
-        ({"max_output_tokens": 3}, 3),
+        ({"max_output_tokens": 3}, None),
         ({}, None),
     ],
 )
 def test_the_clients_own_limit(members: dict[str, object], limit: int | None) -> None:
     assert ask({"model": "m", "messages": MESSAGES, **members}).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "limit", "key"),
+    [
+        ("/v1/chat/completions", {"max_output_tokens": 1}, None, "max_tokens"),
+        ("/v1/chat/completions", {"max_output_tokens": 1, "max_tokens": 9}, 9, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 7, "max_tokens": 9}, 7, "max_completion_tokens"),
+        ("/v1/completions", {"max_completion_tokens": 1, "max_tokens": 100_000}, 100_000, "max_tokens"),
+        ("/v1/completions", {"max_completion_tokens": 1}, None, "max_tokens"),
+        ("/v1/responses", {"max_tokens": 1, "max_output_tokens": 9}, 9, "max_output_tokens"),
+        ("/v1/responses", {"max_tokens": 1}, None, "max_output_tokens"),
+        ("/v1/messages", {"max_completion_tokens": 1, "max_tokens": 9}, 9, "max_tokens"),
+    ],
+)
+def test_only_a_limit_that_the_endpoint_knows_counts(
+    path: str, members: dict[str, object], limit: int | None, key: str
+) -> None:
+    asked = ask({"model": "m", "messages": MESSAGES, **members}, path)
+    assert asked.max_tokens == limit
+    assert limit_key(asked, BY_PATH[path].shape) == key
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from forebay.edge.values import LIMIT_KEYS, asks_usage, check_messages, is_set, limit_of, model_of
+from forebay.edge.values import asks_usage, check_messages, is_set, limit_keys, limit_of, model_of
 from forebay.errors import Refused
 from forebay.wire.depth import check_depth
 from forebay.wire.endpoints import Endpoint, Shape
@@ -99,10 +99,8 @@ async def read(body: bytes, endpoint: Endpoint, json_depth: int) -> Asked:
 
 def limit_key(asked: Asked, shape: Shape) -> str:
     """Return the member that bounds the length of the answer: the one that the body has, else its API's usual one."""
-    for key in LIMIT_KEYS:
-        if key in asked.members.values:
-            return key
-    return "max_output_tokens" if shape == "responses" else "max_tokens"
+    present = [key for key in limit_keys(shape) if key in asked.members.values]
+    return present[0] if present else limit_keys(shape)[-1]
 
 
 def _asked(members: Members, endpoint: Endpoint) -> Asked:
@@ -112,4 +110,4 @@ def _asked(members: Members, endpoint: Endpoint) -> Asked:
         check_messages(values)
     stream = "stream" in values and endpoint.streams and is_set(values["stream"], "stream")
     wants_usage = stream and "stream_options" in values and asks_usage(members)
-    return Asked(members, model_of(values), stream, wants_usage, limit_of(values))
+    return Asked(members, model_of(values), stream, wants_usage, limit_of(values, shape))

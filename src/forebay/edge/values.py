@@ -5,9 +5,9 @@ from msgspec import Raw
 
 from forebay.edge.shapes import StreamOptions
 from forebay.errors import Refused
+from forebay.wire.endpoints import Shape
 from forebay.wire.members import DuplicateKey, InvalidJson, Members, read_members
 
-LIMIT_KEYS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MAX_NAME_CHARS = 512
 
 _as_text = msgspec.json.Decoder(str).decode
@@ -78,13 +78,24 @@ def asks_usage(members: Members) -> bool:
         raise Refused("invalid_value", f"stream_options must be {expected}", param="stream_options") from None
 
 
-def limit_of(values: dict[str, Raw]) -> int | None:
+def limit_keys(shape: Shape) -> tuple[str, ...]:
+    """Return the members that bound the answer of an endpoint, the one that wins first.
+
+    Engines ignore the members of another API, so a limit that is read from one would be no limit. In a chat vLLM takes
+    `max_completion_tokens` before `max_tokens`.
+    """
+    if shape == "chat":
+        return ("max_completion_tokens", "max_tokens")
+    return ("max_output_tokens",) if shape == "responses" else ("max_tokens",)
+
+
+def limit_of(values: dict[str, Raw], shape: Shape) -> int | None:
     """Return the longest answer that is asked for, in tokens; None without a limit.
 
     Raises:
         Refused: `invalid_value`.
     """
-    for key in LIMIT_KEYS:
+    for key in limit_keys(shape):
         if key in values:
             text = bytes(values[key])
             if text.isdigit() and len(text) < 19:

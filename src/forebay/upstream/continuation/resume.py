@@ -27,7 +27,7 @@ What it has cached of another prompt was computed in other batches, which flips 
 with the cache 32 of 61 chats went on with the same words, without it 58 of 62 (135M, Q4_1, two engines).
 """
 _GREEDY: Final = (b"0", b"0.0")
-_LIMIT_KEYS: Final = ("max_completion_tokens", "max_tokens")
+_LIMIT_KEYS: Final = {"chat": ("max_completion_tokens", "max_tokens"), "completions": ("max_tokens",)}
 _NONE: Final[frozenset[Mode]] = frozenset()
 
 _items = msgspec.json.Decoder(list[Raw]).decode
@@ -228,7 +228,7 @@ def _is_greedy(members: Members) -> bool:
 def _limits_left(members: Members, plan: Plan, made_tokens: int) -> dict[str, bytes | None] | None:
     """Return the limits less what has been made; None when nothing is left."""
     left: dict[str, bytes | None] = {}
-    for key in _LIMIT_KEYS:
+    for key in _LIMIT_KEYS[plan.shape]:
         text = members.text_of(key)
         if text is not None and text.isdigit():
             if int(text) <= made_tokens:
